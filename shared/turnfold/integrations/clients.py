@@ -191,7 +191,7 @@ async def saved_window(session: Session, options: dict[str, Any], **asked: Any) 
     return window
 
 
-def carried_messages(window: Window) -> list[tuple[Json | None, Any]]:
+def carried_messages(window: Window) -> list[tuple[dict[str, Any] | None, Any]]:
     """Return the messages of a window with its entries, each with what its event carried for it.
 
     A message without a body is shown as it was published.

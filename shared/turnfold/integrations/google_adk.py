@@ -235,12 +235,7 @@ class _RequestContents:
         others: list[Any] = []
         for part in parts:
             if part.function_call is not None:
-                call_id = _id(part.function_call.id) or f"call-{place}-{len(calls)}"
-                self._calls[call_id] = part.function_call
-                self._open.append((call_id, part.function_call))
-                arguments = part.function_call.model_dump(mode="json")["args"] or {}
-                text = json.dumps(arguments, ensure_ascii=False)
-                calls.append(chat_call(call_id, part.function_call.name, text))
+                calls.append(self._call(part.function_call, f"call-{place}-{len(calls)}"))
             elif (chat := _chat_part(part)) is not None:
                 texts.append(chat)
             else:
@@ -252,6 +247,14 @@ class _RequestContents:
         if body["role"] == "user" and _is_of_another_agent(parts):
             body["is_meta"] = True
         return body | ({"parts": others} if others else {})
+
+    def _call(self, call: types.FunctionCall, name: str) -> Chat:
+        """Return a call, which is open from now on; `name` is its id if it has none."""
+        call_id = _id(call.id) or name
+        self._calls[call_id] = call
+        self._open.append((call_id, call))
+        text = json.dumps(call.model_dump(mode="json")["args"] or {}, ensure_ascii=False)
+        return chat_call(call_id, call.name, text)
 
     def _made(self, body: Chat, own: Sequence[types.Part] | None) -> list[types.Part]:
         """Return the parts of a message that Turnfold wrote or shortened."""

@@ -141,7 +141,9 @@ def rebuilt(own: Any, body: Chat) -> Any:
             return ToolReturnPart(name, "\n".join(texts), body["tool_call_id"])
         case "system":
             return SystemPromptPart("\n".join(texts))
-    return UserPromptPart(items if len(items) > 1 or not isinstance(items[0], str) else items[0])
+        case _:
+            is_text = len(items) == 1 and isinstance(items[0], str)
+            return UserPromptPart(items[0] if is_text else items)
 
 
 def _items(blocks: Iterable[Chat]) -> Iterable[Any]:
