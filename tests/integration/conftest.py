@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.store_fixtures import new_sqlite
+from tests.store_fixtures import new_postgres, new_sqlite
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the address of an empty database."""
-    if request.param == "sqlite":
-        return new_sqlite(tmp_path)
-    made: str = request.getfixturevalue("postgres_url")
-    return made
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the address of a database with its tables."""
+    return (
+        new_sqlite(tmp_path)
+        if request.param == "sqlite"
+        else await new_postgres(request.getfixturevalue("postgres"))
+    )

@@ -46,22 +46,6 @@ def statements() -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where an empty database is."""
-    if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path}/turnfold.db"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
-
-
-@pytest.fixture
-async def database_url(empty_url: str) -> str:
-    """A database with its tables."""
-    await upgrade(empty_url)
-    return empty_url
-
-
 async def lived(stores: Stores) -> list[int]:
     """A session in which everything happened that a version can go through; the moments worth asking about."""
     for number in (1, 2, 3):
@@ -101,8 +85,8 @@ async def lived(stores: Stores) -> list[int]:
 
 
 @pytest.mark.proves("A2", "A1", "L10")
-async def test_the_statements_for_auditors_tell_what_happened(database_url: str) -> None:
-    engine = create_async_engine(database_url)
+async def test_the_statements_for_auditors_tell_what_happened(url: str) -> None:
+    engine = create_async_engine(url)
     asked = statements()
 
     async def rows(title: str, place: int = 0, at: int = 0) -> list[dict[str, Any]]:
@@ -113,7 +97,7 @@ async def test_the_statements_for_auditors_tell_what_happened(database_url: str)
             return [dict(row) for row in (await connection.execute(text(sql), named)).mappings()]
 
     try:
-        async with sql_stores(database_url) as stores:
+        async with sql_stores(url) as stores:
             moments = await lived(stores)
             evictions = await rows("Evictions")
             page = await stores.history.page(KEY, after_position=0, limit=1_000)
@@ -215,16 +199,16 @@ async def taken_back(stores: Stores) -> dict[int, dict[str, str]]:
 
 @pytest.mark.proves("A2", "G1")
 async def test_retracted_messages_have_the_states_that_they_had_at_each_time(
-    database_url: str,
+    url: str,
 ) -> None:
     sql = text(statements()["Message states at a time"][0])
-    engine = create_async_engine(database_url)
+    engine = create_async_engine(url)
     try:
-        async with sql_stores(database_url) as stores, engine.connect() as connection:
+        async with sql_stores(url) as stores, engine.connect() as connection:
             seen = await taken_back(stores)
             # What was retracted before an upgrade is shown as well.
-            await downgrade(database_url, "1014")
-            await upgrade(database_url)
+            await downgrade(url, "1014")
+            await upgrade(url)
             page = await stores.history.page(KEY, limit=1_000, with_retracted=True)
             for at, was in seen.items():
                 values = {"agent": KEY.agent_id, "session": KEY.session_id}
@@ -248,8 +232,8 @@ async def test_retracted_messages_have_the_states_that_they_had_at_each_time(
 
 
 @pytest.mark.proves("A2")
-async def test_failures_savings_and_costs_can_be_asked_in_sql(database_url: str) -> None:
-    engine = create_async_engine(database_url)
+async def test_failures_savings_and_costs_can_be_asked_in_sql(url: str) -> None:
+    engine = create_async_engine(url)
     asked = statements()
 
     async def rows(title: str, place: int = 0) -> list[dict[str, Any]]:
@@ -260,7 +244,7 @@ async def test_failures_savings_and_costs_can_be_asked_in_sql(database_url: str)
             return [dict(row) for row in (await connection.execute(text(sql), named)).mappings()]
 
     try:
-        async with sql_stores(database_url) as stores:
+        async with sql_stores(url) as stores:
             await lived(stores)
             failed = [(one["phase"], one["reason"]) for one in await rows("Failed summaries")]
             assert failed[:2] == [("attempt_failed", "timeout"), ("rollback", "provider_error")]
@@ -291,9 +275,9 @@ async def test_failures_savings_and_costs_can_be_asked_in_sql(database_url: str)
 
 @pytest.mark.proves("A1", "E1")
 async def test_an_eviction_tells_at_what_moment_it_was_due_and_what_it_took(
-    database_url: str,
+    url: str,
 ) -> None:
-    async with sql_stores(database_url) as stores:
+    async with sql_stores(url) as stores:
         await stores.ingest(*turns(1, 7))
         await stores.ingest(
             turn(20, user("go on"), assistant(None, *[f"c{number}" for number in range(9)]))

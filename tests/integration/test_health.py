@@ -11,7 +11,6 @@ from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.store.database.engine import Database
 from turnfold.store.database.health import DatabaseHealth, database_health, file_of, is_writer_there
 from turnfold.store.database.instance_lock import WriterLock
-from turnfold_migrations import upgrade
 
 PATIENCE_MS = 5_000
 
@@ -22,7 +21,6 @@ def session(number: int) -> SessionKey:
 
 @pytest.mark.proves("O4", "O10")
 async def test_what_waits_too_long_is_counted_with_the_time_since_when(url: str) -> None:
-    await upgrade(url)
     database = Database(url, writes=True)
 
     async def look(now_ms: int, *, most_attempts: int = 3) -> DatabaseHealth:
@@ -73,7 +71,6 @@ async def test_what_waits_too_long_is_counted_with_the_time_since_when(url: str)
 async def test_jobs_of_an_erased_session_count_as_no_work_though_their_rows_are_left(
     url: str,
 ) -> None:
-    await upgrade(url)
     database = Database(url, writes=False)
 
     async def overdue() -> int:

@@ -27,7 +27,6 @@ from tests.store_fixtures import (
     Stores,
     assistant,
     new_postgres,
-    new_sqlite,
     result,
     retracted,
     sql_stores,
@@ -69,16 +68,6 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite+aiosqlite:///{tmp_path}/new/turnfold.db"
     url: str = request.getfixturevalue("postgres_url")
     return url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a database with all tables is."""
-    return (
-        new_sqlite(tmp_path)
-        if request.param == "sqlite"
-        else await new_postgres(request.getfixturevalue("postgres"))
-    )
 
 
 @asynccontextmanager
@@ -160,8 +149,8 @@ def test_services_wait_for_the_newest_migration_and_numbers_only_grow() -> None:
 
 
 @pytest.mark.proves("O6")
-async def test_the_migrations_build_what_the_schema_says(migrated_url: str) -> None:
-    assert await looked_up(migrated_url, differences) == []
+async def test_the_migrations_build_what_the_schema_says(url: str) -> None:
+    assert await looked_up(url, differences) == []
 
 
 @pytest.mark.proves("O6", "O3")
@@ -251,15 +240,15 @@ async def test_a_service_that_waits_for_the_tables_reports_it_once(database_url:
 
 
 async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_served(
-    migrated_url: str,
+    url: str,
 ) -> None:
-    async with engine_of(migrated_url) as engine, engine.begin() as connection:
+    async with engine_of(url) as engine, engine.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
 
-    await upgrade(migrated_url)
+    await upgrade(url)
 
-    assert await looked_up(migrated_url, revision_of) == "9999"
-    database = Database(migrated_url, writes=False)
+    assert await looked_up(url, revision_of) == "9999"
+    database = Database(url, writes=False)
     await wait_for_schema(database, seconds=5)
     await database.close()
 
@@ -379,14 +368,14 @@ async def test_a_database_out_of_reach_is_told_in_one_sentence(tmp_path: Path) -
 
 
 @pytest.mark.proves("A2")
-async def test_the_views_have_the_columns_of_the_contract(migrated_url: str) -> None:
+async def test_the_views_have_the_columns_of_the_contract(url: str) -> None:
     def columns(connection: Connection) -> dict[str, str]:
         return {
             name: " ".join(column["name"] for column in inspect(connection).get_columns(name))
             for name in VIEW_COLUMNS
         }
 
-    assert await looked_up(migrated_url, columns) == VIEW_COLUMNS
+    assert await looked_up(url, columns) == VIEW_COLUMNS
 
 
 # --- what is in them
@@ -406,12 +395,12 @@ async def lived(stores: Stores) -> None:
 
 
 @pytest.mark.proves("A2", "L7")
-async def test_the_views_tell_what_happened(migrated_url: str) -> None:
-    async with sql_stores(migrated_url) as stores:
+async def test_the_views_tell_what_happened(url: str) -> None:
+    async with sql_stores(url) as stores:
         await lived(stores)
         counters = (await stores.seen()).sessions[KEY].counters
 
-    (session,) = await rows(migrated_url, "SELECT * FROM sessions_view")
+    (session,) = await rows(url, "SELECT * FROM sessions_view")
     assert [session[f"messages_{state}"] for state in ("total", "live", "pending", "covered")] == [
         26,
         7,
@@ -423,22 +412,22 @@ async def test_the_views_tell_what_happened(migrated_url: str) -> None:
         "gpt-5",
         1,
     )
-    messages = await rows(migrated_url, "SELECT * FROM messages_view ORDER BY position")
+    messages = await rows(url, "SELECT * FROM messages_view ORDER BY position")
     assert [one["state"] for one in messages] == ["covered"] * 10 + ["pending"] * 9 + ["live"] * 7
     assert [one["message_id"] for one in messages][:2] == ["e1#0", "e1#1"]
     assert [one["stream_seq"] for one in messages] == [one["position"] // 1024 for one in messages]
-    compactions = await rows(migrated_url, "SELECT * FROM compactions_view ORDER BY requested_at")
+    compactions = await rows(url, "SELECT * FROM compactions_view ORDER BY requested_at")
     assert [(one["status"], one["attempts"], one["messages_evicted"]) for one in compactions] == [
         ("committed", 2, 10),
         ("pending", 0, 9),
     ]
-    (version,) = await rows(migrated_url, "SELECT * FROM summaries_view")
+    (version,) = await rows(url, "SELECT * FROM summaries_view")
     assert (version["version"], bool(version["in_force"]), version["compaction_id"]) == (
         1,
         True,
         compactions[0]["compaction_id"],
     )
-    audit = await rows(migrated_url, "SELECT * FROM audit_view ORDER BY audit_id")
+    audit = await rows(url, "SELECT * FROM audit_view ORDER BY audit_id")
     assert [one["phase"] for one in audit] == [
         "evicted",
         "summary_start",
@@ -449,7 +438,7 @@ async def test_the_views_tell_what_happened(migrated_url: str) -> None:
     ]
     assert {one["compaction_id"] for one in audit} == {one["compaction_id"] for one in compactions}
     assert json.loads(audit[0]["details"])["trigger"] == "messages"
-    (letter,) = await rows(migrated_url, "SELECT * FROM dead_letters_view")
+    (letter,) = await rows(url, "SELECT * FROM dead_letters_view")
     assert (letter["reason"], letter["stream_seq"], letter["replayed_at"]) == (
         "event_id_reused",
         15,
@@ -458,8 +447,8 @@ async def test_the_views_tell_what_happened(migrated_url: str) -> None:
 
 
 @pytest.mark.proves("A2")
-async def test_a_version_is_not_in_force_where_none_is(migrated_url: str) -> None:
-    async with sql_stores(migrated_url) as stores:
+async def test_a_version_is_not_in_force_where_none_is(url: str) -> None:
+    async with sql_stores(url) as stores:
         await stores.ingest(*turns(1, 7))
         (job,) = await stores.claim(NOON + 1_000)
         await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 2_000)
@@ -467,44 +456,44 @@ async def test_a_version_is_not_in_force_where_none_is(migrated_url: str) -> Non
             KEY, job.compaction_ids[0], installation=stores.installation, now_ms=NOON + 3_000
         )
 
-    found = await rows(migrated_url, "SELECT version FROM summaries_view WHERE NOT in_force")
+    found = await rows(url, "SELECT version FROM summaries_view WHERE NOT in_force")
     assert [row["version"] for row in found] == [1]
 
 
 @pytest.mark.proves("A2", "A6")
-async def test_no_view_shows_an_erased_session_while_its_rows_are_there(migrated_url: str) -> None:
-    async with sql_stores(migrated_url) as stores:
+async def test_no_view_shows_an_erased_session_while_its_rows_are_there(url: str) -> None:
+    async with sql_stores(url) as stores:
         await lived(stores)
         await stores.ingest(retracted(16, "e2#0"))
-        shown = {name: await rows(migrated_url, f"SELECT * FROM {name}") for name in VIEW_COLUMNS}
+        shown = {name: await rows(url, f"SELECT * FROM {name}") for name in VIEW_COLUMNS}
         assert [name for name, found in shown.items() if not found] == []
 
         await stores.changes.erase(KEY, last_seq=100, now_ms=NOON + 9_000)
 
-        assert await rows(migrated_url, "SELECT * FROM messages") != []
+        assert await rows(url, "SELECT * FROM messages") != []
         for name in VIEW_COLUMNS:
-            found = await rows(migrated_url, f"SELECT * FROM {name}")
+            found = await rows(url, f"SELECT * FROM {name}")
             assert bool(found) == (name == "audit_view"), name
         with pytest.raises(RuntimeError, match="run a worker until it deleted them"):
-            await downgrade(migrated_url, "1012")
+            await downgrade(url, "1012")
         await stores.delete_rows()
-    await downgrade(migrated_url, "1012")
+    await downgrade(url, "1012")
 
 
 @pytest.mark.proves("A1")
-async def test_the_audit_refuses_to_be_changed(migrated_url: str) -> None:
-    async with sql_stores(migrated_url) as stores:
+async def test_the_audit_refuses_to_be_changed(url: str) -> None:
+    async with sql_stores(url) as stores:
         await lived(stores)
-    before = await rows(migrated_url, "SELECT * FROM audit ORDER BY audit_id")
+    before = await rows(url, "SELECT * FROM audit ORDER BY audit_id")
 
     for change in (
         "UPDATE audit SET phase = 'x'",
         "UPDATE audit SET at_ms = 0 WHERE audit_id = 1",
         "DELETE FROM audit",
     ):
-        assert "append-only" in str(await refusal(migrated_url, change))
+        assert "append-only" in str(await refusal(url, change))
 
-    assert await rows(migrated_url, "SELECT * FROM audit ORDER BY audit_id") == before
+    assert await rows(url, "SELECT * FROM audit ORDER BY audit_id") == before
 
 
 @pytest.mark.proves("A1")
@@ -539,26 +528,24 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.proves("L1")
-async def test_rows_that_must_not_exist_are_refused(migrated_url: str) -> None:
-    async with sql_stores(migrated_url) as stores:
+async def test_rows_that_must_not_exist_are_refused(url: str) -> None:
+    async with sql_stores(url) as stores:
         await lived(stores)
         await stores.ingest(turn(16, assistant(None, "d")))
 
     for change in IMPOSSIBLE:
-        assert isinstance(await refusal(migrated_url, change), IntegrityError), change
+        assert isinstance(await refusal(url, change), IntegrityError), change
 
 
 @pytest.mark.proves("L1")
 @pytest.mark.parametrize("left", FILLED)
-async def test_a_session_cannot_go_while_it_has_rows(migrated_url: str, left: str) -> None:
-    async with sql_stores(migrated_url) as stores:
+async def test_a_session_cannot_go_while_it_has_rows(url: str, left: str) -> None:
+    async with sql_stores(url) as stores:
         await stores.ingest(turn(1, user("q"), assistant(None, "c")))
     others = [f"DELETE FROM {table}" for table in FILLED if table != left]
 
-    assert isinstance(await refusal(migrated_url, *others, "DELETE FROM sessions"), IntegrityError)
-    assert (
-        await refusal(migrated_url, *others, f"DELETE FROM {left}", "DELETE FROM sessions") is None
-    )
+    assert isinstance(await refusal(url, *others, "DELETE FROM sessions"), IntegrityError)
+    assert await refusal(url, *others, f"DELETE FROM {left}", "DELETE FROM sessions") is None
 
 
 @pytest.mark.proves("L1")

@@ -80,7 +80,6 @@ def rows(connection: Connection) -> int:
 
 @pytest.mark.proves("F1", "A5")
 async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None:
-    await upgrade(url)
     database = Database(url, writes=True)
     async with sql_stores(url) as stores:
         await filled(stores, 6)
@@ -103,7 +102,6 @@ async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None
 async def test_an_index_of_earlier_terms_is_filled_anew_but_with_nothing_of_erased_sessions(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await upgrade(url)
     await downgrade(url, "1017")
     async with sql_stores(url) as stores:
         with monkeypatch.context() as patch:
@@ -144,7 +142,6 @@ async def test_a_query_server_forgets_what_it_found_in_an_index_of_earlier_terms
 ) -> None:
     """It may answer before a worker has emptied the index of SQLite."""
     url = new_sqlite(tmp_path)
-    await upgrade(url)
     database = Database(url, writes=True)
     masks: list[Sequence[int] | None] = []
 
@@ -221,7 +218,6 @@ async def test_two_workers_do_not_split_the_same_messages(postgres_url: str) -> 
 
 @pytest.mark.proves("X4", "F1")
 async def test_a_filter_that_nearly_nothing_passes_reads_only_so_much_and_says_so(url: str) -> None:
-    await upgrade(url)
     database = Database(url, writes=False)
     async with sql_stores(url) as stores:
         await filled(stores, 40)
@@ -255,7 +251,6 @@ async def test_a_filter_that_nearly_nothing_passes_reads_only_so_much_and_says_s
 async def test_an_indexed_session_waits_for_the_index_no_more_until_something_new_comes(
     url: str,
 ) -> None:
-    await upgrade(url)
     async with sql_stores(url) as stores:
 
         async def unindexed(key: SessionKey) -> list[str]:

@@ -41,7 +41,6 @@ async def test_what_lies_below_the_first_sequence_of_an_adopted_stream_is_not_wa
 async def test_a_new_stream_begins_above_what_was_erased_while_it_waited_in_the_lost_one(
     url: str,
 ) -> None:
-    await upgrade(url)
     async with sql_stores(url) as stores:
         database = Database(url, writes=True)
         await stores.ingest(turn(1, user("old"), event_id="e1"))
@@ -83,7 +82,6 @@ async def test_sequences_that_two_workers_store_at_once_become_one_range(postgre
 
 @pytest.mark.proves("L1", "L2")
 async def test_nothing_is_stored_or_removed_under_the_sequences_of_another_stream(url: str) -> None:
-    await upgrade(url)
     async with sql_stores(url) as stores:
         await stores.ingest(turn(1, user("first"), event_id="e1"))
         database = Database(url, writes=True)
@@ -133,7 +131,6 @@ async def test_another_stream_waits_for_a_batch_that_is_being_stored_and_is_then
 async def test_an_event_at_a_sequence_that_another_took_is_refused_and_leaves_nothing(
     url: str,
 ) -> None:
-    await upgrade(url)
     async with sql_stores(url) as stores:
         await stores.ingest(turn(1, user("first"), event_id="e1"))
 

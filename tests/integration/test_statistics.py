@@ -11,7 +11,6 @@ from tests.store_fixtures import (
     KEY,
     NOON,
     Stores,
-    new_postgres,
     new_sqlite,
     sql_stores,
     summary,
@@ -23,24 +22,15 @@ from turnfold.store.database.statistics import SqlStatistics
 from turnfold_migrations import upgrade
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return (
-        new_sqlite(tmp_path)
-        if request.param == "sqlite"
-        else await new_postgres(request.getfixturevalue("postgres"))
-    )
-
-
 @pytest.fixture
-async def stores(database_url: str) -> AsyncGenerator[Stores]:
-    async with sql_stores(database_url) as made:
+async def stores(url: str) -> AsyncGenerator[Stores]:
+    async with sql_stores(url) as made:
         yield made
 
 
 @pytest.fixture
-async def figures(database_url: str) -> AsyncGenerator[SqlStatistics]:
-    database = Database(database_url, writes=True)
+async def figures(url: str) -> AsyncGenerator[SqlStatistics]:
+    database = Database(url, writes=True)
     yield SqlStatistics(database)
     await database.close()
 

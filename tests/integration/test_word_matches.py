@@ -13,7 +13,6 @@ from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.store.database.engine import Database
 from turnfold.store.query import word_matches
 from turnfold.store.query.word_matches import MOST_FORMS, WordMatches
-from turnfold_migrations import upgrade
 
 OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
 MESSAGES = 90
@@ -64,7 +63,6 @@ def matching(said: Sequence[set[str]], lookup: Lookup, until: int) -> list[int]:
 async def test_lookups_of_few_messages_find_all_of_them_and_others_none_or_the_newest(
     url: str, is_long: bool
 ) -> None:
-    await upgrade(url)
     async with sql_stores(url) as stores:
         said = await filled(stores)
     database = Database(url, writes=False)
