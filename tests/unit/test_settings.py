@@ -26,7 +26,11 @@ def test_nothing_set_gives_the_documented_defaults() -> None:
     assert settings.nats_url == "nats://127.0.0.1:4222"
     assert settings.database_url == "sqlite+aiosqlite:///./turnfold.db"
     assert settings.http_url == "http://127.0.0.1:8080"
-    assert (settings.preset, settings.mode, settings.summary_model) == ("balanced", Mode.AUTO, None)
+    assert (settings.preset, settings.policy.mode, settings.summary_model) == (
+        "balanced",
+        Mode.AUTO,
+        None,
+    )
     assert settings.policy == PRESETS["balanced"]
     assert settings.explicit_names == frozenset()
 
@@ -232,7 +236,7 @@ def test_a_choice_may_be_written_in_any_case() -> None:
         }
     )
 
-    assert (settings.mode, settings.preset) == ("off", "token-budget")
+    assert (settings.policy.mode, settings.preset) == ("off", "token-budget")
     assert (settings.policy.style, settings.policy.max_context_tokens) == ("narrative", 8_000)
 
 

@@ -14,7 +14,7 @@ from turnfold.core.policy.allowance import CEILINGS, UNLIMITED_AT_ZERO
 from turnfold.core.policy.presets import DEFAULT_PRESET, FIELD_TYPES
 from turnfold.errors import StartError
 from turnfold.messages import MOST_EXACT
-from turnfold.settings.parsers import PARSERS, SETTING_NAMES, one_of, whole_number
+from turnfold.settings.parsers import PARSERS, SETTING_NAMES, Checked, one_of, whole_number
 from turnfold.settings.urls import http_url
 from turnfold.settings.values import DEFAULT_HTTP_HOST, DEFAULT_HTTP_PORT, Settings
 
@@ -239,10 +239,7 @@ def as_variable(name: str) -> str:
 
 
 def _parse(name: str, raw: Any, layer: _Layer) -> Any:
-    try:
-        return PARSERS[name](raw)
-    except ValueError as error:
-        raise StartError(f"{layer.display_name(name)} is not valid: {error}") from error
+    return _checked(PARSERS[name], raw, layer.display_name(name))
 
 
 def _parse_choices(layer: _Layer) -> dict[str, Any]:
@@ -251,22 +248,25 @@ def _parse_choices(layer: _Layer) -> dict[str, Any]:
     for name, raw in layer.policy.items():
         kind = FIELD_TYPES[name]
         if isinstance(kind, type) and issubclass(kind, StrEnum):
-            try:
-                parsed[name] = one_of(tuple(kind))(raw)
-            except ValueError as error:
-                shown = layer.display_name(f"policy__{name}")
-                raise StartError(f"{shown} is not valid: {error}") from error
+            parsed[name] = _checked(one_of(tuple(kind)), raw, layer.display_name(f"policy__{name}"))
     return parsed
 
 
 def _parse_limit(name: str, raw: Any, layer: _Layer) -> int:
+    return _checked(
+        whole_number(1 if name in UNLIMITED_AT_ZERO else 0, MOST_EXACT),
+        raw,
+        layer.display_name(f"limit__{name}"),
+        "; omit it to use the default limit",
+    )
+
+
+def _checked(parse: Callable[[Any], Checked], raw: Any, shown: str, advice: str = "") -> Checked:
+    """Parse a value; an error names it as `shown`, and ends with the advice."""
     try:
-        return whole_number(1 if name in UNLIMITED_AT_ZERO else 0, MOST_EXACT)(raw)
+        return parse(raw)
     except ValueError as error:
-        shown = layer.display_name(f"limit__{name}")
-        raise StartError(
-            f"{shown} is not valid: {error}; omit it to use the default limit"
-        ) from error
+        raise StartError(f"{shown} is not valid: {error}{advice}") from error
 
 
 def _check_key(settings: Settings) -> None:

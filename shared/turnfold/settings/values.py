@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from turnfold.access.identity import Identity
 from turnfold.contracts.events import LIMITS, EventLimits
 from turnfold.core.policy.allowance import CEILINGS, SESSION_MODEL, Allowance, provider_of
-from turnfold.core.policy.presets import DEFAULT_PRESET, Mode, Policy, adjusted, preset_named
+from turnfold.core.policy.presets import DEFAULT_PRESET, Policy, adjusted, preset_named
 
 SHORT_NAMES_PRESET = "token-budget"
 """The preset to which the names without a prefix apply; see `SHORT_NAMES`."""
@@ -204,11 +204,6 @@ class Settings:
             certificate_key=_as_text(self.nats_certificate_key),
             tls_first="1" if self.nats_tls_first else None,
         )
-
-    @property
-    def mode(self) -> Mode:
-        """The compaction mode: off, manual or auto."""
-        return self.policy.mode
 
     @property
     def event_limits(self) -> EventLimits:
