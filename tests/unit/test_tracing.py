@@ -13,7 +13,7 @@ def test_a_span_has_the_attributes_that_are_known_at_its_end(
 ) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(tracing._recorder, "tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(tracing._Recorder, "tracer", provider.get_tracer("test"))
 
     with tracing.span("commit", attempt=2) as committing:
         committing.set_attributes(version=7, reason=None)

@@ -52,12 +52,10 @@ class Span(AbstractContextManager["Span"]):
 class _Recorder:
     """The factory of the spans of this process."""
 
-    def __init__(self) -> None:
-        self.tracer: Any = None
+    tracer: Any = None
 
 
 _UNRECORDED = Span()
-_recorder = _Recorder()
 
 
 def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
@@ -67,7 +65,7 @@ def is_requested(environ: Mapping[str, str] = os.environ) -> bool:
 
 def is_enabled() -> bool:
     """Return whether this process records spans."""
-    return _recorder.tracer is not None
+    return _Recorder.tracer is not None
 
 
 def begin(service: str) -> None:
@@ -98,7 +96,7 @@ def begin(service: str) -> None:
         )
         provider.add_span_processor(BatchSpanProcessor(trace_exporter.OTLPSpanExporter()))
         _call_briefly_at_exit(provider.shutdown)
-    _recorder.tracer = provider.get_tracer("turnfold")
+    _Recorder.tracer = provider.get_tracer("turnfold")
 
 
 def _call_briefly_at_exit(act: Callable[[], object]) -> None:
@@ -138,9 +136,9 @@ def span(
     The span belongs to the trace `parent`, or else to the enclosing span, or else it starts a
     trace. `others` are linked traces.
     """
-    if _recorder.tracer is None:
+    if _Recorder.tracer is None:
         return _UNRECORDED
-    return _Recorded(_recorder.tracer, name, kind, parent, others, attributes)
+    return _Recorded(_Recorder.tracer, name, kind, parent, others, attributes)
 
 
 class _Recorded(Span):
