@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -91,3 +93,38 @@ def own_system(tmp_path: Path) -> Iterator[RestartableSystem]:
 def session_id() -> str:
     """The id of a session that nobody else uses."""
     return uuid4().hex
+
+
+Example = Callable[[str], dict[str, Any]]
+Page = Callable[[str], Sequence[str]]
+
+
+@pytest.fixture
+def example(system: RunningSystem, monkeypatch: pytest.MonkeyPatch) -> Example:
+    """Run a file of `examples/agents`, but not as the program, and return what it defines."""
+    monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
+
+    def defined(file: str) -> dict[str, Any]:
+        names: dict[str, Any] = {"__name__": "example"}
+        code = (ROOT / "examples" / "agents" / file).read_text()
+        exec(compile(code, file, "exec"), names)
+        return names
+
+    return defined
+
+
+@pytest.fixture
+def page(
+    system: RunningSystem, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Page:
+    """Run the first code of a page of `docs/integrations`, which prints its question; return the rest."""
+    monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
+
+    def others(file: str) -> Sequence[str]:
+        text = (ROOT / "docs" / "integrations" / file).read_text()
+        code, *rest = re.findall(r"```py(?:thon)?\n(.*?)```", text, re.DOTALL)
+        exec(compile(code, file, "exec"), {"__name__": "__main__"})
+        assert "Where is order 7341?" in capsys.readouterr().out
+        return rest
+
+    return others

@@ -1,16 +1,11 @@
 """The example and the page of the SDK run as they stand, with the SDK's own command line."""
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.hosts.claude_agent.scripted_api import ScriptedApi, scripted_api
-from tests.hosts.conftest import RunningSystem
-
-ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "integrations" / "claude-agent.md"
+from tests.hosts.conftest import Example, Page
 
 
 def environ(api: ScriptedApi, home: Path) -> dict[str, str]:
@@ -28,17 +23,13 @@ def environ(api: ScriptedApi, home: Path) -> dict[str, str]:
 @pytest.mark.proves("G9")
 @pytest.mark.timeout(300)
 async def test_the_example_goes_on_where_it_ended_without_the_disk(
-    system: RunningSystem,
+    example: Example,
     session_id: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Proves G9."""
-    monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    code = (ROOT / "examples" / "agents" / "claude_agent.py").read_text()
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, "claude_agent.py", "exec"), names)
+    chat = example("claude_agent.py")["chat"]
     folder = tmp_path / session_id
     folder.mkdir()
 
@@ -47,7 +38,7 @@ async def test_the_example_goes_on_where_it_ended_without_the_disk(
             # Another disk each time: the transcript comes from Turnfold.
             home = tmp_path / f"machine-{number}"
             home.mkdir()
-            await names["chat"]([question], cwd=str(folder), env=environ(api, home))
+            await chat([question], cwd=str(folder), env=environ(api, home))
 
     assert capfd.readouterr().out.split("\n")[:2] == ["In Bonn.", "On Friday."]
     told = str(api.asked[-1])
@@ -56,12 +47,5 @@ async def test_the_example_goes_on_where_it_ended_without_the_disk(
     assert "And when does it arrive?" in told
 
 
-def test_the_code_of_the_page_runs(
-    system: RunningSystem, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-
-    exec(compile(code, PAGE.name, "exec"), {"__name__": "__main__"})
-
-    assert "Where is order 7341?" in capsys.readouterr().out
+def test_the_code_of_the_page_runs(page: Page) -> None:
+    assert page("claude-agent.md") == []

@@ -1,32 +1,22 @@
 """The example and the page of LangChain run as they stand."""
 
-import re
-from pathlib import Path
-from typing import Any
-
 import pytest
 from langchain_core.messages import AIMessage
 
-from tests.hosts.conftest import RunningSystem
+from tests.hosts.conftest import Example, Page
 from tests.hosts.langchain.models import ScriptedModel
-
-ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "integrations" / "langchain.md"
 
 
 def test_the_example_asks_and_prints(
-    system: RunningSystem,
+    example: Example,
     session_id: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    path = ROOT / "examples" / "agents" / "langchain_agent.py"
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(path.read_text(), path.name, "exec"), names)
     model = ScriptedModel(script=[AIMessage("In Bonn."), AIMessage("Friday.")])
 
-    names["chat"](["Where is order 7341?", "And when does it arrive?"], session_id, model)
+    example("langchain_agent.py")["chat"](
+        ["Where is order 7341?", "And when does it arrive?"], session_id, model
+    )
 
     assert capsys.readouterr().out == "In Bonn.\nFriday.\n"
     assert [one.content for one in model.calls[-1]] == [
@@ -37,12 +27,5 @@ def test_the_example_asks_and_prints(
     ]
 
 
-def test_the_code_of_the_page_runs(
-    system: RunningSystem, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-
-    exec(compile(code, PAGE.name, "exec"), {"__name__": "__main__"})
-
-    assert "Where is order 7341?" in capsys.readouterr().out
+def test_the_code_of_the_page_runs(page: Page) -> None:
+    assert page("langchain.md") == []

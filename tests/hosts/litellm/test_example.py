@@ -1,34 +1,22 @@
 """The example and the page of LiteLLM run as they stand."""
 
-import re
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.hosts.chat import says
-from tests.hosts.conftest import RunningSystem
+from tests.hosts.conftest import Example, Page
 from tests.hosts.litellm import test_proxy
 from tests.hosts.litellm.provider import Provider
 
-ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "integrations" / "litellm.md"
-
 
 async def test_the_example_asks_and_prints(
-    system: RunningSystem,
+    example: Example,
     provider: Provider,
     session_id: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    path = ROOT / "examples" / "agents" / "litellm_loop.py"
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(path.read_text(), path.name, "exec"), names)
     provider.script = [says("In Bonn."), says("Friday.")]
 
-    await names["chat"](
+    await example("litellm_loop.py")["chat"](
         ["Where is order 7341?", "And when does it arrive?"],
         session_id,
         model="openai/scripted",
@@ -45,13 +33,7 @@ async def test_the_example_asks_and_prints(
     ]
 
 
-def test_the_code_of_the_page_runs(
-    system: RunningSystem, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    code, callback = re.findall(r"```py(?:thon)?\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def test_the_code_of_the_page_runs(page: Page) -> None:
+    [callback] = page("litellm.md")
 
-    exec(compile(code, PAGE.name, "exec"), {"__name__": "__main__"})
-
-    assert "Where is order 7341?" in capsys.readouterr().out
     assert callback.split() == test_proxy.CALLBACK.replace(", patience_seconds=60", "").split()

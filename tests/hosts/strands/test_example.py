@@ -1,29 +1,15 @@
 """The example and the page of Strands run as they stand."""
 
-import re
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from tests.hosts.conftest import RunningSystem
+from tests.hosts.conftest import Example, Page
 from tests.hosts.strands.models import ScriptedModel, says
 
-ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "integrations" / "strands.md"
 
-
-def test_the_example_goes_on_where_it_ended(
-    system: RunningSystem, session_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    code = (ROOT / "examples" / "agents" / "strands_agent.py").read_text()
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, "strands_agent.py", "exec"), names)
+def test_the_example_goes_on_where_it_ended(example: Example, session_id: str) -> None:
+    chat = example("strands_agent.py")["chat"]
     model = ScriptedModel(says("In Bonn."), says("On Friday."))
 
     for question in ("Where is order 7341?", "And when does it arrive?"):
-        names["chat"]([question], session_id, model)
+        chat([question], session_id, model)
 
     assert [message["content"][0]["text"] for message in model.calls[-1]] == [
         "Where is order 7341?",
@@ -32,12 +18,5 @@ def test_the_example_goes_on_where_it_ended(
     ]
 
 
-def test_the_code_of_the_page_runs(
-    system: RunningSystem, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-
-    exec(compile(code, PAGE.name, "exec"), {"__name__": "__main__"})
-
-    assert "Where is order 7341?" in capsys.readouterr().out
+def test_the_code_of_the_page_runs(page: Page) -> None:
+    assert page("strands.md") == []
