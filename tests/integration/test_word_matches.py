@@ -75,7 +75,10 @@ async def test_lookups_of_few_messages_find_all_of_them_and_others_none_or_the_n
             connection: Connection, until: int = until, expected: list[list[int]] = expected
         ) -> None:
             length = word_matches.LEAST_EXPANDED if is_long else MESSAGES
-            words = WordMatches(connection, 1, until, messages=length, headers=LRUCache(1_000_000))
+            newer = sum(position_of(2 * seq + 1, 0) >= until for seq in range(len(said)))
+            words = WordMatches(
+                connection, 1, until, messages=length, newer=newer, headers=LRUCache(1_000_000)
+            )
             for most in (0, 1, 7, 30, MESSAGES):
                 rare = words.rare(LOOKUPS, most)
                 assert rare == [found if len(found) <= most else None for found in expected]

@@ -4,6 +4,7 @@ In short sessions matches are masks, of which a query server remembers those of 
 recur between questions, and the index is read for newer messages only.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +31,7 @@ from turnfold.core.recall.mask_ranking import (
 from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches
 from turnfold.core.text.search import Lookup, Term
 from turnfold.store.database.schema import word_index
-from turnfold.store.database.sqlite_files import VOCABULARY
+from turnfold.store.database.sqlite_files import VOCABULARY, WORD_COUNTS
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import (
     Headers,
@@ -74,6 +75,18 @@ _TERM_FROM = Prepared(
     .limit(literal_column("1")),
     ("first",),
 )
+_counts = table(WORD_COUNTS, column("term", Text), column("doc", Integer), schema="temp")
+_COUNTED = Prepared(
+    select(_counts.c.term, _counts.c.doc)
+    .where(
+        _counts.c.term >= bindparam("first", type_=Text),
+        _counts.c.term <= bindparam("last", type_=Text),
+    )
+    .limit(literal_column(str(MOST_FORMS + 1))),
+    ("first", "last"),
+)
+"""Words with the numbers of their messages, faster than a statement for each of them."""
+_LAST_CHARACTER = chr(sys.maxunicode)
 
 
 MOST_KNOWN = 1_000
@@ -82,7 +95,7 @@ _UNKNOWN = KnownMask(0, 0)
 
 
 class WordMatches:
-    """The word index of a session with so many `messages`, of those before the position `until`."""
+    """The word index of a session with so many `messages`, but `newer` ones from `until` on."""
 
     def __init__(
         self,
@@ -91,10 +104,11 @@ class WordMatches:
         until: int,
         *,
         messages: int,
+        newer: int,
         headers: Headers,
     ) -> None:
         self._connection, self._sid, self.until = connection, sid, until
-        self._messages = messages
+        self._messages, self._newer = messages, newer
         self._headers = headers
         self._dialect = connection.dialect.name
 
@@ -152,10 +166,29 @@ class WordMatches:
 
     def _rare_of_long(self, lookup: Lookup, most: int, after: int) -> list[int] | None:
         """Read the positions of a lookup, in a long session on SQLite."""
-        asked = self._by_words(lookup)
-        if not asked or _BEYOND.rows(self._connection, asked, after, self.until, most):
-            return None if asked else []
+        terms: list[Term] = []
+        places = 0
+        for term in lookup:
+            words = self._counted(term)
+            if words and after < 0 and max(words.values()) > most + self._newer:
+                return None
+            # Of too many words, FTS5 counts the messages.
+            has_all = len(words) <= MOST_FORMS
+            terms += map(Term, words) if has_all else [term]
+            places += sum(words.values()) if has_all else most + 1
+        asked = self._fts5(tuple(terms))
+        # A message may hold several of the words, or be newer than what is searched.
+        if places > most and _BEYOND.rows(self._connection, asked, after, self.until, most):
+            return None
         return self._rows(asked, most, after)
+
+    def _counted(self, term: Term) -> dict[str, int]:
+        """Return the words of a term, each with the number of messages that hold it."""
+        session = len(of_session(self._sid, ""))
+        first = of_session(self._sid, term.text)
+        last = first + _LAST_CHARACTER if term.is_prefix else first
+        rows = _COUNTED.rows(self._connection, first, last)
+        return {word[session:]: number for word, number in rows}
 
     def _rows(self, asked: str, number: int, after: int = BEFORE_ALL) -> list[int]:
         if not asked:
