@@ -124,9 +124,15 @@ async def test_results_that_come_late_twice_or_without_a_call_are_matched_among_
         assert faults(await stores.seen()) == []
 
 
+IN_PROGRESS = [turn(seq, assistant(None, f"c{seq}")) for seq in range(11, 24)]
+
+
 @pytest.mark.proves("L1", "G1")
-async def test_an_evicted_result_that_comes_back_from_a_retraction_is_live(stores: Stores) -> None:
-    await stores.ingest(result(10, TOOL, "1"), *turns(11, 8))
+@pytest.mark.parametrize("others", [turns(11, 8), IN_PROGRESS], ids=["with others", "alone"])
+async def test_an_evicted_result_that_comes_back_from_a_retraction_is_live(
+    stores: Stores, others: list[DecodedEvent]
+) -> None:
+    await stores.ingest(result(10, TOOL, "1"), *others)
     await stores.ingest(turn(30, assistant(None, TOOL)))
     await stores.ingest(retracted(31, "e30#0"))
     (followed, _) = (await stores.seen()).sessions[KEY].retracted
@@ -137,5 +143,6 @@ async def test_an_evicted_result_that_comes_back_from_a_retraction_is_live(store
 
     session = (await stores.seen()).sessions[KEY]
     (back,) = [one.message for one in session.messages if one.message.event_id == "e10"]
-    assert back.compaction_id is None
+    # Alone, it left again with the event that brought it back.
+    assert back.compaction_id != followed.message.compaction_id
     assert "e5" in [entry.message.event_id for entry in session.retracted]
