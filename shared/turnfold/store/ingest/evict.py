@@ -111,13 +111,8 @@ def evict(
     ]
     arrived = {event.stream_seq: event for events in new.values() for event in events}
     opener = CompactionOpener(connection, installation, journal, arrived)
-    needed = [
-        session
-        for session in due
-        if _may_evict(connection, session, new.get(session.key, ()), installation)
-    ]
     # In one statement for all sessions of the batch.
-    live = _live(connection, needed)
+    live = _live(connection, _with_live(connection, due, new, installation))
     examined = {session.sid for session in due}
     for session in changed:
         events = new.get(session.key, ())
@@ -132,13 +127,27 @@ def evict(
     return opener.store()
 
 
+def _with_live(
+    connection: Connection,
+    due: Sequence[SessionRow],
+    new: Mapping[SessionKey, Sequence[DecodedEvent]],
+    installation: Installation,
+) -> list[SessionRow]:
+    """Return the sessions whose live messages have to be read: it takes long to read thousands."""
+    return [
+        session
+        for session in due
+        if _may_evict(connection, session, new.get(session.key, ()), installation)
+    ]
+
+
 def _may_evict(
     connection: Connection,
     session: SessionRow,
     events: Sequence[DecodedEvent],
     installation: Installation,
 ) -> bool:
-    """Return whether its live messages have to be read: it takes long to read thousands."""
+    """Return whether one of these events is examined, or may open a plan."""
     if session.live_messages < EVERY_EVENT_BELOW:
         return True
     if session.policy(installation).commit is Commit.ON_SUMMARY:
