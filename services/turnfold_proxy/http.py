@@ -159,7 +159,7 @@ class ProxyApp:
     ) -> None:
         """Begin to record the answer to a call."""
         try:
-            is_recorded = self._recorder.record(prepared, answer)
+            is_recorded = self._recorder.record(prepared, answer, is_whole=is_whole)
         except Exception as error:  # noqa: BLE001 - the caller gets the answer all the same
             log.warning("proxy.unrecorded", error=type(error).__name__)
             is_recorded = False

@@ -4,8 +4,9 @@ The proxy is the only publisher of a session, so a list that continues the recor
 without asking what the session holds. The window shows afterwards whether that was right.
 """
 
+import asyncio
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from turnfold.client import Session, Window
@@ -17,12 +18,31 @@ from turnfold_proxy.continuing import ListDigest
 
 @dataclass(frozen=True, slots=True)
 class RecordedList:
-    """The list of the call of this `number`, and what the session holds: its answer as well."""
+    """The list of the call of this `number`, and what the session holds: its answer as well.
+
+    `is_answered`: that is a whole answer.
+    """
 
     number: int
     listed: ListDigest
     mirrored: MirroredList
     stored: MirroredList
+    is_answered: bool = False
+
+
+@dataclass(slots=True)
+class SessionState:
+    """The newest call of a session, by number, and what keeps its calls in order.
+
+    `recorded` is None if the session must be asked what it holds. `factor` is that of the model,
+    as it was when `factor_of` described the session.
+    """
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    newest: int = 0
+    recorded: RecordedList | None = None
+    factor: float | None = None
+    factor_of: Hashable = None
 
 
 class EventOf(NamedTuple):

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import count
@@ -33,6 +33,7 @@ from turnfold_proxy.pauses import MOST_SESSIONS, Pauses
 from turnfold_proxy.recorded_list import (
     EventOf,
     RecordedList,
+    SessionState,
     calibrated_by,
     mirror_all,
     mirror_rest,
@@ -102,21 +103,6 @@ class PreparedCall:
     version: int
 
 
-@dataclass(slots=True)
-class _SessionState:
-    """The newest call of a session, by number, and what keeps its calls in order.
-
-    `recorded` is None if the session must be asked what it holds. `factor` is that of the model,
-    as it was when `factor_of` described the session.
-    """
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    newest: int = 0
-    recorded: RecordedList | None = None
-    factor: float | None = None
-    factor_of: Hashable = None
-
-
 # By their digests: no erasure names texts that stand beside conversations.
 @cached(
     LRUCache(MOST_COUNTS),
@@ -151,7 +137,7 @@ class Recorder:
         self._erasures = AgentErasures(erasures, self._forget)
         self._wait_seconds = wait_seconds
         self._numbers = count(1)
-        self._states: OrderedDict[tuple[str, str], _SessionState] = OrderedDict()
+        self._states: OrderedDict[tuple[str, str], SessionState] = OrderedDict()
         self._windows = KnownWindows()
         self._pauses = pauses
         self._writing: set[asyncio.Task[None]] = set()
@@ -180,12 +166,12 @@ class Recorder:
             self._pauses.begin(call.key, error, since)
             raise Unavailable("Turnfold does not answer in time") from error
 
-    def record(self, prepared: PreparedCall, answer: ModelAnswer) -> bool:
-        """Begin to record the answer to a call; False if there is nothing, or a newer call."""
-        state = self._state(prepared.call)
-        if not answer.elements or state.newest != prepared.number:
+    def record(self, prepared: PreparedCall, answer: ModelAnswer, *, is_whole: bool) -> bool:
+        """Begin to record the answer to a call; False if there is nothing."""
+        if not answer.elements:
             return False
-        self._begin(self._recorded(prepared.call, prepared.number, answer, state))
+        state = self._state(prepared.call)
+        self._begin(self._recorded(prepared, answer, state, is_whole=is_whole))
         return True
 
     async def close(self) -> None:
@@ -209,7 +195,7 @@ class Recorder:
                 self._states.pop(key, None)
                 self._windows.forget(key)
 
-    def _is_current(self, call: Call, state: _SessionState) -> bool:
+    def _is_current(self, call: Call, state: SessionState) -> bool:
         """Return whether the session was not erased since the call began."""
         return self._states.get(call.key) is state
 
@@ -240,7 +226,7 @@ class Recorder:
         )
 
     async def _refreshed(
-        self, call: Call, own_bytes: ListBytes, number: int, state: _SessionState
+        self, call: Call, own_bytes: ListBytes, number: int, state: SessionState
     ) -> None:
         """Record a call that was sent already, and take its window for the next one."""
         since = None if state.lock.locked() else time.monotonic()
@@ -257,7 +243,7 @@ class Recorder:
             raise
 
     async def _prepared(
-        self, call: Call, own_bytes: ListBytes, number: int, state: _SessionState
+        self, call: Call, own_bytes: ListBytes, number: int, state: SessionState
     ) -> PreparedCall:
         """Record a call and take its window.
 
@@ -299,7 +285,7 @@ class Recorder:
             self._begin(self._calibrated(session, call, state))
         return self._ready(call, window, newest, sum(beside), state, connection)
 
-    async def _calibrated(self, session: Session, call: Call, state: _SessionState) -> None:
+    async def _calibrated(self, session: Session, call: Call, state: SessionState) -> None:
         """Ask for the factor of a session, without which its windows are not continued."""
         described = state.factor_of
         try:
@@ -319,7 +305,7 @@ class Recorder:
         window: Window,
         recorded: RecordedList,
         beside_tokens: int,
-        state: _SessionState,
+        state: SessionState,
         connection: int | None,
     ) -> PreparedCall:
         """Return what is sent for a window, and remember it for the next call."""
@@ -369,15 +355,14 @@ class Recorder:
             return await ask(max_tokens=error.needed_tokens)
 
     async def _recorded(
-        self, call: Call, number: int, answer: ModelAnswer, state: _SessionState
+        self, prepared: PreparedCall, answer: ModelAnswer, state: SessionState, *, is_whole: bool
     ) -> None:
+        call, number = prepared.call, prepared.number
         event = EventOf(self._session(*call.key), call.api, call.model, answer.usage)
         elements = [*call.conversation.elements, *answer.elements]
         async with asyncio.timeout(RECORD_SECONDS), state.lock:
             recorded, is_newest = state.recorded, state.newest == number
-            # A newer call that was recorded holds the answer itself, or the caller has dropped it.
-            is_superseded = not is_newest and (recorded is None or recorded.number > number)
-            if is_superseded or not self._is_current(call, state):
+            if not self._is_current(call, state) or _is_late(prepared, state, is_whole=is_whole):
                 return
             state.recorded = None
             # Of a call that a newer one followed at once, the session may hold a beginning.
@@ -386,14 +371,30 @@ class Recorder:
             ):
                 stored = await mirror_rest(event, recorded, elements)
                 if stored is not None:
-                    state.recorded = replace(recorded, number=number, stored=stored)
+                    newest = max(recorded.number, number)
+                    state.recorded = replace(
+                        recorded, number=newest, stored=stored, is_answered=is_whole
+                    )
                     return
-            if is_newest:
+            # A newer call that was recorded has the same list: otherwise this answer is late.
+            if is_newest or (recorded is not None and recorded.number > number):
                 await mirror_all(event, elements)
 
-    def _state(self, call: Call) -> _SessionState:
-        state = self._states.setdefault(call.key, _SessionState())
+    def _state(self, call: Call) -> SessionState:
+        state = self._states.setdefault(call.key, SessionState())
         self._states.move_to_end(call.key)
         if len(self._states) > MOST_SESSIONS:
             self._states.popitem(last=False)
         return state
+
+
+def _is_late(prepared: PreparedCall, state: SessionState, *, is_whole: bool) -> bool:
+    """Return whether the caller of a session has another answer by now, or has dropped this one."""
+    recorded, is_newest = state.recorded, state.newest == prepared.number
+    if recorded is None or (is_newest and is_whole):
+        return not is_newest
+    if recorded.listed == ListBytes(prepared.call.conversation.elements).digest:
+        # Of equal calls at once, the caller leaves all for the first whole answer.
+        return recorded.is_answered
+    # A newer call that was recorded holds the answer itself, or the caller has dropped it.
+    return not is_newest and recorded.number > prepared.number

@@ -179,7 +179,7 @@ async def test_answers_are_recorded_with_their_reasoning_if_calls_come_before_th
         if number == 1:
             await has_asked.wait()
         _, written, left, result = dialect(number)
-        assert recorder.record(prepared, ModelAnswer(written))
+        assert recorder.record(prepared, ModelAnswer(written), is_whole=True)
         own = [*own, *left, result]
         if number == 0:
             await recorder.close()

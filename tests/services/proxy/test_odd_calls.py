@@ -219,10 +219,10 @@ class _FaultyRecorder(Recorder):
             raise KeyError(str(call.body))
         return await super().prepare(call)
 
-    def record(self, prepared: PreparedCall, answer: ModelAnswer) -> bool:
+    def record(self, prepared: PreparedCall, answer: ModelAnswer, *, is_whole: bool) -> bool:
         if prepared.call.session_id == "record":
             raise IndexError(str(answer))
-        return super().record(prepared, answer)
+        return super().record(prepared, answer, is_whole=is_whole)
 
 
 class _FaultyTools(RecallTools):

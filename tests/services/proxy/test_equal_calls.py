@@ -1,0 +1,74 @@
+"""Of equal calls at once, the caller takes one answer and leaves the others."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.provider import ProviderReply, chunks
+from tests.running_system import eventually
+from tests.services.proxy.conftest import ProxyScene
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATH = "/v1/chat/completions"
+ASKED: dict[str, Any] = {"role": "user", "content": "Where is order 7341?"}
+
+
+def gated(text: str) -> ProviderReply:
+    """An answer of which only the beginning comes before its gate is opened."""
+    pieces = chunks({"role": "assistant", "content": text}, {"content": " Ghent."})
+    return ProviderReply(pieces, "text/event-stream", gate=asyncio.Event())
+
+
+@pytest.mark.proves("G10", "L1")
+@pytest.mark.parametrize("first", ["answered", "left"])
+@pytest.mark.parametrize("taken", [0, 1])
+async def test_the_answer_that_the_caller_takes_is_recorded_whichever_call_it_leaves(
+    scene: ProxyScene, taken: int, first: str
+) -> None:
+    """Its conversation may end there. What came of the other answer does not replace it."""
+    replies = [gated("It left"), gated("It reached")]
+    session_id = f"twice {taken} {first}"
+    request = {"model": "gpt-4.1", "messages": [ASKED], "stream": True}
+    scene.provider.hung_up.clear()
+
+    async with AsyncExitStack() as stack:
+        answers: list[httpx.Response] = []
+        closings: list[AsyncExitStack] = []
+        for reply in replies:
+            scene.provider.script.append(reply)
+            closings.append(await stack.enter_async_context(AsyncExitStack()))
+            call = scene.http.stream(
+                "POST", PATH, json=request, headers={"x-turnfold-session": session_id}
+            )
+            answers.append(await closings[-1].enter_async_context(call))
+        streams = [answer.aiter_raw() for answer in answers]
+        for stream in streams:
+            await anext(stream)
+
+        async def leave() -> None:
+            await closings[1 - taken].aclose()
+            await asyncio.wait_for(scene.provider.hung_up.wait(), 60)
+
+        async def read() -> None:
+            gate = replies[taken].gate
+            assert gate is not None
+            gate.set()
+            async for _ in streams[taken]:
+                pass
+
+        for step in (read, leave) if first == "answered" else (leave, read):
+            await step()
+
+    whole = "It left Ghent." if taken == 0 else "It reached Ghent."
+    expected = [("user", ASKED["content"]), ("assistant", whole)]
+    await eventually(lambda: _holds(scene, session_id, expected), told=scene.parts.words)
+
+
+async def _holds(
+    scene: ProxyScene, session_id: str, expected: list[tuple[str, object]]
+) -> bool | None:
+    return await scene.texts(session_id) == expected or None
