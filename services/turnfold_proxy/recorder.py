@@ -167,10 +167,11 @@ class Recorder:
             raise Unavailable("Turnfold does not answer in time") from error
 
     def record(self, prepared: PreparedCall, answer: ModelAnswer, *, is_whole: bool) -> bool:
-        """Begin to record the answer to a call; False if there is nothing."""
-        if not answer.elements:
-            return False
+        """Begin to record the answer to a call; False if there is nothing, or it is late."""
         state = self._state(prepared.call)
+        is_idle = not state.lock.locked()
+        if not answer.elements or (is_idle and _is_late(prepared, state, is_whole=is_whole)):
+            return False
         self._begin(self._recorded(prepared, answer, state, is_whole=is_whole))
         return True
 
@@ -361,23 +362,22 @@ class Recorder:
         event = EventOf(self._session(*call.key), call.api, call.model, answer.usage)
         elements = [*call.conversation.elements, *answer.elements]
         async with asyncio.timeout(RECORD_SECONDS), state.lock:
-            recorded, is_newest = state.recorded, state.newest == number
+            known, is_newest = state.recorded, state.newest == number
             if not self._is_current(call, state) or _is_late(prepared, state, is_whole=is_whole):
                 return
             state.recorded = None
             # Of a call that a newer one followed at once, the session may hold a beginning.
-            if recorded is not None and (
-                recorded.number == number or ListBytes(elements).begins_with(recorded.listed)
+            if known is not None and (
+                known.number == number or ListBytes(elements).begins_with(known.listed)
             ):
-                stored = await mirror_rest(event, recorded, elements)
-                if stored is not None:
-                    newest = max(recorded.number, number)
+                held = await mirror_rest(event, known, elements)
+                if held is not None:
                     state.recorded = replace(
-                        recorded, number=newest, stored=stored, is_answered=is_whole
+                        known, number=max(known.number, number), stored=held, is_answered=is_whole
                     )
                     return
             # A newer call that was recorded has the same list: otherwise this answer is late.
-            if is_newest or (recorded is not None and recorded.number > number):
+            if is_newest or (known is not None and known.number > number):
                 await mirror_all(event, elements)
 
     def _state(self, call: Call) -> SessionState:

@@ -72,3 +72,36 @@ async def _holds(
     scene: ProxyScene, session_id: str, expected: list[tuple[str, object]]
 ) -> bool | None:
     return await scene.texts(session_id) == expected or None
+
+
+@pytest.mark.proves("G10", "O4")
+async def test_an_answer_that_another_list_has_overtaken_is_not_counted_as_recorded(
+    scene: ProxyScene,
+) -> None:
+    late, named = gated("It left"), {"x-turnfold-session": "overtaken"}
+    request = {"model": "gpt-4.1", "messages": [ASKED], "stream": True}
+    edited = {"model": "gpt-4.1", "messages": [ASKED | {"content": "Where is 7342?"}]}
+    scene.provider.script.append(late)
+
+    async with scene.http.stream("POST", PATH, json=request, headers=named) as answer:
+        stream = answer.aiter_raw()
+        await anext(stream)
+        await scene.http.post(PATH, json=edited, headers=named)
+        await eventually(lambda: _holds(scene, "overtaken", EDITED), told=scene.parts.words)
+        before = await _unrecorded(scene)
+        assert late.gate is not None
+        late.gate.set()
+        async for _ in stream:
+            pass
+
+    assert await _unrecorded(scene) == before + 1
+    assert await scene.texts("overtaken") == EDITED
+
+
+EDITED: list[tuple[str, object]] = [("user", "Where is 7342?"), ("assistant", "It left Ghent.")]
+
+
+async def _unrecorded(scene: ProxyScene) -> float:
+    text = (await scene.http.get("/metrics")).text
+    counted = [line for line in text.splitlines() if 'answers_total{ended="unrecorded"}' in line]
+    return sum(float(line.rpartition(" ")[2]) for line in counted)
