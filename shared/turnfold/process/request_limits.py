@@ -45,17 +45,10 @@ class Places:
         # All limits come before any change: a request that is refused holds no place.
         for asker in askers:
             if each.get(asker, 0) >= self.most_each:
-                raise Unavailable(
-                    f"too many concurrent {self._what} of one agent (limit {self.most_each});"
-                    " retry",
-                    retry_after_ms=RETRY_AFTER_MS,
-                )
+                raise _too_many(f"{self._what} of one agent", self.most_each)
         # After the limits of each caller, so that an agent at its own limit is told so.
         if self._taken >= self._most:
-            raise Unavailable(
-                f"too many concurrent {self._what} (limit {self._most}); retry",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
+            raise _too_many(self._what, self._most)
         self._taken += 1
         for asker in askers:
             each[asker] = each.get(asker, 0) + 1
@@ -68,6 +61,11 @@ class Places:
             # Callers without a request are removed: any client may name a new agent.
             if not self._each[asker]:
                 del self._each[asker]
+
+
+def _too_many(what: str, limit: int) -> Unavailable:
+    text = f"too many concurrent {what} (limit {limit}); retry"
+    return Unavailable(text, retry_after_ms=RETRY_AFTER_MS)
 
 
 class ConcurrencyLimiter:
