@@ -126,12 +126,10 @@ class ContextRecovery:
         if not isinstance(answer, _TooLong):
             self._reports.succeeded(call_budget.model, answer)
             return answer
-        budget_tokens = self._lower_budget(call_budget, answer.overflow, window.tokens)
+        lower = self._lower_budget(call_budget, answer.overflow, window.tokens)
         # Before the emergency window is requested, so that the service may have compacted by then.
         await self._reports.overflowed(call_budget.model, answer.overflow)
-        emergency = await self._emergency_window(
-            own, call_budget, budget_tokens, compressor, answer
-        )
+        emergency = await self._emergency_window(own, lower, compressor, answer)
         second = await self._second_attempt(emergency.messages, rest, call_budget.model)
         if isinstance(second, _TooLong):
             raise second.error(after=answer)
@@ -175,23 +173,18 @@ class ContextRecovery:
     async def _emergency_window(
         self,
         own: Sequence[dict[str, Any]],
-        call_budget: CallBudget,
-        budget_tokens: int,
+        lower: CallBudget,
         compressor: Compressor,
         first: "_TooLong",
     ) -> Compressed:
+        tokens = lower.budget_tokens
         log.warning(
             "overflow.recovering",
-            extra={"provider": first.overflow.provider, "budget_tokens": budget_tokens},
+            extra={"provider": first.overflow.provider, "budget_tokens": tokens},
         )
+        budget = ContextBudget(budget_tokens=tokens, model=lower.model, is_emergency=True)
         try:
-            return await self._window(
-                own,
-                ContextBudget(
-                    budget_tokens=budget_tokens, model=call_budget.model, is_emergency=True
-                ),
-                compressor,
-            )
+            return await self._window(own, budget, compressor)
         except ContextOverflow as error:
             raise first.error(after=first) from error
 
@@ -226,7 +219,9 @@ class ContextRecovery:
             return self._context_window
         return await asyncio.to_thread(installed_windows().known, model)
 
-    def _lower_budget(self, call_budget: CallBudget, overflow: Overflow, sent_tokens: int) -> int:
+    def _lower_budget(
+        self, call_budget: CallBudget, overflow: Overflow, sent_tokens: int
+    ) -> CallBudget:
         """Return the budget for the emergency window, and remember the limit for later windows.
 
         The emergency window takes three fifths of the returned budget.
@@ -236,7 +231,7 @@ class ContextRecovery:
             budget = min(call_budget.budget_tokens, sent_tokens)
             # Only a size that failed is known, so later windows get that of the emergency window.
             self._learned[call_budget.model] = max(budget * EMERGENCY_FIFTHS // 5, 1)
-            return budget
+            return replace(call_budget, budget_tokens=budget)
         # Providers count otherwise than we do. The failed call shows by how much.
         factor = counted / overflow.tokens if overflow.tokens else 1.0
         room_tokens = call_budget.of_limit(overflow, overflow.limit_tokens)
@@ -245,7 +240,7 @@ class ContextRecovery:
         # Later windows may use the whole limit. Only this attempt has to be below what failed.
         self._learned[call_budget.model] = max(budget, 1)
         # A provider may name a limit above what it has just refused.
-        return min(budget, sent_tokens)
+        return replace(call_budget, budget_tokens=min(budget, sent_tokens))
 
     # Windows
 
