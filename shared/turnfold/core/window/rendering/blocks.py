@@ -50,17 +50,23 @@ def sendable_blocks(text: str, api_ids: Mapping[str, str]) -> list[str]:
     shown = []
     for block, block_text in zip(content, texts, strict=True):
         if is_call(block) or is_result(block):
-            name = "id" if is_call(block) else "tool_use_id"
-            api_id = api_ids.get(str(block.get(name)))
-            if api_id is not None:
-                sendable = _with_objects(block)
-                same = sendable is block and api_id == block[name]
-                shown.append(block_text if same else json_text({**sendable, name: api_id}))
+            shown += _with_api_id(block, block_text, api_ids)
         elif not isinstance(block, Mapping):
             shown += map(json_text, _as_block(block))
         elif not _is_blank(block):
             shown.append(block_text)
     return shown
+
+
+def _with_api_id(block: Mapping[str, Any], text: str, api_ids: Mapping[str, str]) -> list[str]:
+    """Return a call or a result with its id in this window; nothing if it has none there."""
+    name = "id" if is_call(block) else "tool_use_id"
+    api_id = api_ids.get(str(block.get(name)))
+    if api_id is None:
+        return []
+    sendable = _with_objects(block)
+    is_same = sendable is block and api_id == block[name]
+    return [text if is_same else json_text({**sendable, name: api_id})]
 
 
 def _with_objects(block: Mapping[str, Any]) -> Mapping[str, Any]:
