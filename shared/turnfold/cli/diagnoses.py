@@ -136,12 +136,9 @@ def of_room(bus: "BusHealth") -> Finding:
         return Finding(
             "stream", "failed", f"full: {finding_text}; no event can be published", advice
         )
-    return Finding(
-        "stream",
-        "warning" if share >= NEARLY_FULL else "ok",
-        finding_text,
-        advice if share >= NEARLY_FULL else "",
-    )
+    if share >= NEARLY_FULL:
+        return Finding("stream", "warning", finding_text, advice)
+    return Finding("stream", "ok", finding_text)
 
 
 def of_work(health: "DatabaseHealth", *, now_ms: int, is_outbox_moving: bool) -> Iterator[Finding]:
