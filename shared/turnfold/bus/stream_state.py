@@ -45,11 +45,7 @@ async def newest_sequence(client: Client, key: SessionKey, *, seconds: float) ->
     # The subjects of all types: a type is two tokens.
     replies = await asyncio.gather(
         *(
-            find_event(
-                client,
-                seconds=seconds,
-                last_by_subj=subject,
-            )
+            find_event(client, seconds=seconds, last_by_subj=subject)
             for subject in (session_subject("*.*", key), "*.*")
         )
     )

@@ -220,12 +220,7 @@ class SessionOrder:
         return 24 * number + of_lookups + of_speakers + self.newest.weight + self.marks.weight
 
     def add(
-        self,
-        position: int,
-        tokens: int,
-        characters: int | None,
-        named_body: str | None,
-        role: str,
+        self, position: int, tokens: int, characters: int | None, named_body: str | None, role: str
     ) -> None:
         """Append a message; `named_body` is its JSON if it may name a speaker.
 
@@ -338,12 +333,7 @@ _MARKED = Prepared(
 
 
 def marks_before(
-    connection: SupportsStatements,
-    sid: int,
-    order: SessionOrder,
-    indexed: int,
-    end: int,
-    most: int,
+    connection: SupportsStatements, sid: int, order: SessionOrder, indexed: int, end: int, most: int
 ) -> Mapping[int, Sequence[MarkedLine]]:
     """Return the marked lines of the `most` messages before the ordinal `end`, by ordinals.
 

@@ -141,12 +141,7 @@ def _input_of_kind(connection: Connection, job: Job, *, now_ms: int, by_model: b
             if not job.planned:
                 return job_input
             leaving = planned(
-                connection,
-                job.sid,
-                job.planned,
-                job.policy,
-                now_ms=now_ms,
-                factor=job.factor,
+                connection, job.sid, job.planned, job.policy, now_ms=now_ms, factor=job.factor
             )
             if leaving is None:
                 return job_input
