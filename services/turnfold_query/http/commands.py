@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from turnfold.access.refusals import retry_after
 from turnfold.contracts.answers.reading import read_answer, request_name
 from turnfold.contracts.history_requests import PopRequest
+from turnfold.contracts.json_values import json_object
 from turnfold.contracts.reading import read_query
 from turnfold.contracts.requests import (
     AgentEraseRequest,
@@ -93,11 +94,8 @@ def add_fields(body: bytes, path_fields: dict[str, Any]) -> bytes:
     """
     if not path_fields:
         return body
-    try:
-        body_json = json.loads(body or b"{}")
-    except (ValueError, RecursionError):
-        body_json = None
-    if not isinstance(body_json, dict):
+    body_json = json_object(body or b"{}")
+    if body_json is None:
         raise BadRequest("request body must be a JSON object")
     # The path goes last, so that no field of the body replaces what the URL names.
     return json.dumps(body_json | path_fields).encode()

@@ -8,6 +8,8 @@ import hmac
 import json
 from hashlib import sha256
 
+from turnfold.contracts.json_values import json_object
+
 ACTOR_HEADER = "Turnfold-Actor"
 """The header with the signed actor of an HTTP request: `<time>.<signature>.<actor in hex>`."""
 VALID_MS = 60_000
@@ -17,11 +19,7 @@ ACTOR_CHARACTERS = 200
 
 def key_actor(request_info: str) -> str | None:
     """Return `key:<public key>` from the server's request info, or None if it names no user."""
-    try:
-        info = json.loads(request_info)
-    except (ValueError, RecursionError):
-        return None
-    user = info.get("user") if isinstance(info, dict) else None
+    user = (json_object(request_info) or {}).get("user")
     if (
         not isinstance(user, str)
         or not user.isascii()

@@ -6,13 +6,22 @@ from typing import Any
 from pydantic_core import from_json
 
 
-def read_json(data: bytes) -> Any:
+def json_object(data: str | bytes) -> dict[str, Any] | None:
+    """Return the object of a JSON text; None if it is anything else."""
+    try:
+        value = read_json(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_json(data: str | bytes) -> Any:
     """Return what `json.loads` returns, and raise what it raises.
 
     No values are cached, because they may be texts of users.
     """
     try:
         return from_json(data, cache_strings="keys")
-    except ValueError:
+    except (TypeError, ValueError):
         # Lone surrogates, deep nesting and other encodings than UTF-8, besides what is no JSON.
         return json.loads(data)

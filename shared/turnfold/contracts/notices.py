@@ -1,9 +1,9 @@
 """Validation of notices for programs that receive them."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from turnfold.contracts.json_values import json_object
 from turnfold.contracts.subjects import NOTICES_STREAM, NOTICES_SUBJECTS, id_of
 
 NOTICE_NAMES = tuple(subject.removesuffix(".>") for subject in NOTICES_SUBJECTS)
@@ -32,11 +32,8 @@ def notice_of(stream: str | None, subject: str | None, payload: bytes) -> Receiv
         return None
     if agent_id is None or session_id is None:
         return None
-    try:
-        fields = json.loads(payload)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(fields, dict):
+    fields = json_object(payload)
+    if fields is None:
         return None
     is_of_subject = (fields.get("agent_id"), fields.get("session_id")) == (agent_id, session_id)
     return ReceivedNotice(name, agent_id, session_id, fields) if is_of_subject else None

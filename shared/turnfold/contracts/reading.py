@@ -1,12 +1,12 @@
 """Read requests into their models, and say what is wrong with one in a sentence."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from turnfold.contracts.json_values import json_object
 from turnfold.contracts.requests import Command, Request
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, SessionKey
@@ -23,11 +23,8 @@ def is_policy_read(body: bytes) -> bool:
     # Before parsing: this is decided before the share of the agent that asks.
     if len(body) > POLICY_READ_BYTES:
         return False
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and fields.keys() <= set(SessionKey._fields)
+    fields = json_object(body)
+    return fields is not None and fields.keys() <= set(SessionKey._fields)
 
 
 Shape = TypeVar("Shape", bound=Request)

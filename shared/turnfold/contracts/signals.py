@@ -1,8 +1,8 @@
 """Read signals: small messages between processes that may be lost, with the fields of an object."""
 
-import json
 from typing import Any, Final
 
+from turnfold.contracts.json_values import json_object
 from turnfold.contracts.subjects import key_of_subject
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, SessionKey
@@ -16,7 +16,7 @@ def read_signal(
     """Return whom a signal of this name is about, and its fields; None if it is no such signal."""
     try:
         key = key_of_subject(name, subject)
-        fields = json.loads(payload) if len(payload) <= SIGNAL_BYTES else None
-    except (BadRequest, ValueError, RecursionError):
+    except BadRequest:
         return None, {}
-    return (key, fields) if isinstance(fields, dict) else (None, {})
+    fields = json_object(payload) if len(payload) <= SIGNAL_BYTES else None
+    return (None, {}) if fields is None else (key, fields)

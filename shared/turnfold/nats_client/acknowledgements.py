@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import nats.errors
 
+from turnfold.contracts.json_values import json_object
 from turnfold.contracts.publish_errors import NO_BATCH
 from turnfold.errors import NotAllowed
 from turnfold.messages import MOST_INT64
@@ -114,13 +115,7 @@ def judge(
 
 def _object_in(data: bytes) -> dict[str, Any] | None:
     # Before parsing: a forged reply may have megabytes.
-    if not 1 <= len(data) <= MOST_BYTES:
-        return None
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    return json_object(data) if 1 <= len(data) <= MOST_BYTES else None
 
 
 def _refusal(failure: object) -> Rejection | None:

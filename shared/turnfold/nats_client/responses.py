@@ -1,9 +1,10 @@
 """Tell the replies of the server from those of other subscribers."""
 
-import json
 from typing import Final
 
 from nats.aio.msg import Msg
+
+from turnfold.contracts.json_values import json_object
 
 API: Final = "$JS.API."
 UNREADABLE: Final = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
@@ -35,11 +36,8 @@ def response_type(subject: str) -> str:
 
 def is_response(reply: Msg, wanted: str) -> bool:
     """Return whether a reply is of this `type`, or an error of the JetStream API."""
-    try:
-        answer = json.loads(reply.data)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(answer, dict) or answer.get("type") != wanted:
+    answer = json_object(reply.data)
+    if answer is None or answer.get("type") != wanted:
         return False
     failure = answer.get("error")
     return failure is None or (isinstance(failure, dict) and isinstance(failure.get("code"), int))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.contracts.json_values import read_json
+from turnfold.contracts.json_values import json_object, read_json
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 VALUES = st.recursive(
@@ -41,3 +41,13 @@ def test_values_are_those_of_the_standard_library(value: Any, is_ascii: bool) ->
 @pytest.mark.parametrize("data", EDGES, ids=lambda data: repr(data[:12]))
 def test_edges_and_errors_are_those_of_the_standard_library(data: bytes) -> None:
     assert outcome(read_json, data) == outcome(json.loads, data)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"a": "\\ud800"}', '{"a": "\ud800"}'])
+def test_an_object_is_read_from_a_text(text: str) -> None:
+    assert json_object(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000])
+def test_what_is_no_object_gives_none(text: str) -> None:
+    assert json_object(text) is None

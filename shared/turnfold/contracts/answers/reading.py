@@ -6,7 +6,7 @@ Any client of NATS may reply to a request, also a framework with a message of it
 from collections.abc import Mapping
 from typing import Any, Final
 
-from turnfold.contracts.json_values import read_json
+from turnfold.contracts.json_values import json_object
 
 FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
     "context.get": {"agent_id": str, "session_id": str, "messages": list},
@@ -40,11 +40,8 @@ FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
 
 def read_answer(name: str, data: bytes) -> dict[str, Any] | None:
     """Return the answer or the error to a request; None if the bytes are neither."""
-    try:
-        answer = read_json(data)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(answer, dict):
+    answer = json_object(data)
+    if answer is None:
         return None
     if "error" in answer:
         failure = answer["error"]
