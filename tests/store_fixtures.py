@@ -99,6 +99,7 @@ class Stores:
     """One store, port by port; `seen` reads everything it holds."""
 
     name: str
+    database: Database
     intake: IngestStore
     jobs: JobStore
     windows: WindowStore
@@ -179,6 +180,7 @@ def stores_on(database: Database, policy: Policy = SMALL, *, first_id: int = 1) 
     installation, policy_of = installation_of(policy, first_id=first_id)
     return Stores(
         database.url.get_backend_name(),
+        database,
         SqlIngestStore(database, withdraw),
         SqlJobStore(database, new_id=installation.new_id),
         SqlWindowStore(database),

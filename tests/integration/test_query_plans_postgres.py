@@ -92,17 +92,15 @@ async def fill(url: str) -> None:
             await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
         while await stores.index.index_some():
             pass
-        database = Database(url, writes=True)
         for name in GROWING:
             values = ", ".join(SHIFTED.get(one, one) for one in COLUMNS[name])
             series = f"generate_series(1::bigint, {COPIES * MORE.get(name, 1)}) AS n"
             copied = text(
                 f"INSERT INTO {name} ({', '.join(COLUMNS[name])}) SELECT {values} FROM {name}, {series}"
             )
-            await database.write(partial(Connection.execute, statement=copied))
-        await database.write(lambda connection: connection.execute(text(ERASED)))
-        await database.write(lambda connection: connection.execute(text("ANALYZE")))
-        await database.close()
+            await stores.database.write(partial(Connection.execute, statement=copied))
+        await stores.database.write(lambda connection: connection.execute(text(ERASED)))
+        await stores.database.write(lambda connection: connection.execute(text("ANALYZE")))
         # Few wait for their summary at any time, however many sessions there are.
         await stores.ingest(*turns(9_000, 8))
 

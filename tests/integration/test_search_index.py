@@ -80,17 +80,15 @@ def rows(connection: Connection) -> int:
 
 @pytest.mark.proves("F1", "A5")
 async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None:
-    database = Database(url, writes=True)
     async with sql_stores(url) as stores:
         await filled(stores, 6)
         before = [await known(stores, key) for key in KEYS]
-        await remove(database, [3, 5])
+        await remove(stores.database, [3, 5])
         part = [await known(stores, key) for key in KEYS]
-        await remove(database, [1, 3, 5, 7, 9, 11])
-        await remove(database, [1, 3, 5, 7, 9, 11])
+        await remove(stores.database, [1, 3, 5, 7, 9, 11])
+        await remove(stores.database, [1, 3, 5, 7, 9, 11])
         whole = [await known(stores, key) for key in KEYS]
-        left = await database.snapshot(rows)
-    await database.close()
+        left = await stores.database.snapshot(rows)
 
     assert before == [{1, 3, 5, 7, 9, 11}, {2, 4, 6, 8, 10, 12}]
     assert part == [{1, 7, 9, 11}, before[1]]
@@ -112,26 +110,24 @@ async def test_an_index_of_earlier_terms_is_filled_anew_but_with_nothing_of_eras
 
     await upgrade(url)
 
-    database = Database(url, writes=True)
     async with sql_stores(url, first_id=100) as stores:
         await stores.ingest(turn(9, *map(user, TEXTS), key=KEYS[0]))
         with monkeypatch.context() as patch:
             # The worker of the earlier release still runs.
             patch.setattr(search_index, "terms", lambda _: frozenset(["xearlier"]))
             patch.setattr(segment_writer, "_NEXT", _EARLIER_NUMBERS)
-            earlier = SqlSearchIndex(database, len)
+            earlier = SqlSearchIndex(stores.database, len)
             while await earlier.index_some():
                 pass
         for _ in range(2):
-            await empty_outdated(database)
+            await empty_outdated(stores.database)
             while await stores.index.index_some():
                 pass
         after = await known(stores, KEYS[0])
-        left = await database.snapshot(rows)
+        left = await stores.database.snapshot(rows)
         await stores.delete_rows()
-        await remove(database, [1, 3, 5, 7, 9])
-        nothing = await database.snapshot(rows)
-    await database.close()
+        await remove(stores.database, [1, 3, 5, 7, 9])
+        nothing = await stores.database.snapshot(rows)
     assert (before, after) == (set(), {1, 3, 5, 7, 9})
     assert (left, nothing) == (5 * len(TEXTS), 0)
 
@@ -142,7 +138,6 @@ async def test_a_query_server_forgets_what_it_found_in_an_index_of_earlier_terms
 ) -> None:
     """It may answer before a worker has emptied the index of SQLite."""
     url = new_sqlite(tmp_path)
-    database = Database(url, writes=True)
     masks: list[Sequence[int] | None] = []
 
     def choose(session: SearchedSession) -> Choice:
@@ -156,10 +151,9 @@ async def test_a_query_server_forgets_what_it_found_in_an_index_of_earlier_terms
         question = question_of("amber")
         for _ in range(2):
             await stores.recall.recall(1, until=2**60, question=lambda _: question, choose=choose)
-            await empty_outdated(database)
+            await empty_outdated(stores.database)
             while await stores.index.index_some():
                 pass
-    await database.close()
 
     assert masks == [[0], [1]]
 
@@ -177,9 +171,7 @@ async def test_several_may_index_at_once_and_each_message_is_there_once(postgres
                 pass
 
         await asyncio.gather(index(stores), index(others), index(stores))
-        database = Database(postgres_url, writes=False)
-        there = await database.snapshot(rows)
-        await database.close()
+        there = await stores.database.snapshot(rows)
 
     assert there == 900
 
@@ -218,10 +210,9 @@ async def test_two_workers_do_not_split_the_same_messages(postgres_url: str) -> 
 
 @pytest.mark.proves("X4", "F1")
 async def test_a_filter_that_nearly_nothing_passes_reads_only_so_much_and_says_so(url: str) -> None:
-    database = Database(url, writes=False)
     async with sql_stores(url) as stores:
         await filled(stores, 40)
-        bounded = SqlSearchStore(database, looked_at=10)
+        bounded = SqlSearchStore(stores.database, looked_at=10)
         (lookup,) = SearchQuery.of("pendant").lookups()
         unfiltered = await bounded.candidates(KEYS[0], [lookup], scope=Scope())
         filtered = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="user"))
@@ -229,7 +220,6 @@ async def test_a_filter_that_nearly_nothing_passes_reads_only_so_much_and_says_s
             KEYS[0], [lookup], scope=Scope(role="user", after_position=position_of(60, 0))
         )
         none = await bounded.candidates(KEYS[0], [lookup], scope=Scope(role="assistant"))
-    await database.close()
 
     every = [1 + 2 * seq for seq in range(40)]
     assert ([one.position // 1024 for one in unfiltered.originals], unfiltered.is_partial) == (
@@ -287,20 +277,18 @@ async def positions_of(stores: Stores, query: str, key: SessionKey = KEYS[0]) ->
 @pytest.mark.proves("F1", "O9")
 async def test_segments_are_merged_and_all_of_them_are_searched(postgres_url: str) -> None:
     await upgrade(postgres_url)
-    database = Database(postgres_url, writes=True)
     async with sql_stores(postgres_url) as stores:
         for seq in range(1, 71):
             await stores.ingest(turn(seq, user(f"amber number{seq:02} 琥珀色"), user("obsolete")))
             await stores.index.index_some()
             if seq == 5:
-                await database.write(lambda at: delete_indexed(at, 1, [position_of(5, 1)]))
-        index = await database.snapshot(lambda connection: read_index(connection, 1))
+                await stores.database.write(lambda at: delete_indexed(at, 1, [position_of(5, 1)]))
+        index = await stores.database.snapshot(lambda connection: read_index(connection, 1))
         everything = await positions_of(stores, "amber", KEY)
         one = await positions_of(stores, "number40", KEY)
         beginning = await positions_of(stores, "number6", KEY)
         eastern = await positions_of(stores, "珀", KEY)
         others = await positions_of(stores, "obsolete", KEY)
-    await database.close()
 
     sizes = [len(stored.header.positions) for stored in index]
     assert sorted(sizes, reverse=True) == [127, *[2] * 6]
@@ -312,18 +300,16 @@ async def test_segments_are_merged_and_all_of_them_are_searched(postgres_url: st
 @pytest.mark.proves("A6", "O6")
 async def test_an_erasure_by_an_older_worker_takes_the_segments_with_it(postgres_url: str) -> None:
     await upgrade(postgres_url)
-    database = Database(postgres_url, writes=True)
     async with sql_stores(postgres_url) as stores:
         await filled(stores, 1)
         # What a worker does that knows no segments.
         for table in ("messages", "events", "marked_lines", "sessions"):
             statement = text(f"DELETE FROM {table} WHERE sid = 1")
-            await database.write(partial(Connection.execute, statement=statement))
-        left = await database.snapshot(
+            await stores.database.write(partial(Connection.execute, statement=statement))
+        left = await stores.database.snapshot(
             lambda connection: connection.execute(
                 text("SELECT DISTINCT sid FROM word_index_segments")
             ).all()
         )
-    await database.close()
 
     assert left == [(2,)]

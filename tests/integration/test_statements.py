@@ -42,15 +42,13 @@ async def test_a_new_stream_begins_above_what_was_erased_while_it_waited_in_the_
     url: str,
 ) -> None:
     async with sql_stores(url) as stores:
-        database = Database(url, writes=True)
         await stores.ingest(turn(1, user("old"), event_id="e1"))
         await stores.changes.erase(KEY, last_seq=30, now_ms=NOON)
 
-        first_seq = await next_seq(database)
+        first_seq = await next_seq(stores.database)
         await stores.ingest(turn(first_seq, user("new"), event_id="e2"))
         with pytest.raises(StartError, match="another stream up to"):
-            await bind_to_stream(database, created=CREATED, first_seq=30)
-        await database.close()
+            await bind_to_stream(stores.database, created=CREATED, first_seq=30)
 
         assert first_seq == 31
         assert [one.message_id for one in (await stores.facts()).messages] == ["e2#0"]
@@ -84,9 +82,7 @@ async def test_sequences_that_two_workers_store_at_once_become_one_range(postgre
 async def test_nothing_is_stored_or_removed_under_the_sequences_of_another_stream(url: str) -> None:
     async with sql_stores(url) as stores:
         await stores.ingest(turn(1, user("first"), event_id="e1"))
-        database = Database(url, writes=True)
-        await bind_to_stream(database, created=CREATED, first_seq=2)
-        await database.close()
+        await bind_to_stream(stores.database, created=CREATED, first_seq=2)
 
         for act in (
             lambda: stores.ingest(turn(2, user("late"), event_id="e2")),

@@ -28,17 +28,11 @@ async def stores(url: str) -> AsyncGenerator[Stores]:
         yield made
 
 
-@pytest.fixture
-async def figures(url: str) -> AsyncGenerator[SqlStatistics]:
-    database = Database(url, writes=True)
-    yield SqlStatistics(database)
-    await database.close()
-
-
 @pytest.mark.proves("O4")
 async def test_an_eviction_waits_for_its_summary_and_for_whoever_is_told(
-    stores: Stores, figures: SqlStatistics
+    stores: Stores,
 ) -> None:
+    figures = SqlStatistics(stores.database)
     assert sum(await figures.waiting(now_ms=NOON)) == 0
     await stores.ingest(*turns(1, 7))
 
