@@ -103,14 +103,13 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
         on_refusal=lambda code: metrics.refused("http", code),
     )
     on_refusal = partial(metrics.refused, "http", NotAllowed.code)
-    api: ASGIApp
-    if bearers is not None:
-        guarded: ASGIApp = AuthMiddleware(limited, bearers, on_refusal=on_refusal)
-        api = guarded
-    else:
-        guarded = limited
-        # The console checks forms and names by itself, and calls the API without a browser.
-        api = OwnSiteMiddleware(limited, is_local=is_local, on_refusal=on_refusal)
+    api: ASGIApp = (
+        OwnSiteMiddleware(limited, is_local=is_local, on_refusal=on_refusal)
+        if bearers is None
+        else AuthMiddleware(limited, bearers, on_refusal=on_refusal)
+    )
+    # The console checks forms and names by itself, and calls the API without a browser.
+    guarded = limited if bearers is None else api
     console = make_console(guarded, read_secret, is_open=bearers is None and is_local)
     served: ASGIApp = ConsoleRouter(api, console)
     # Outermost, so that the token check, the limits and the routes read the same path.
