@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import MutableMapping
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TextIO, cast
 
 import structlog
@@ -93,7 +93,7 @@ def log_exception(
     error = _exception(event.pop("exc_info", None))
     if error is not None:
         event["error"] = _described(error)
-        event["at"] = _places(error.__traceback__)
+        event["at"] = _stack_places(traceback.extract_tb(error.__traceback__))
     return event
 
 
@@ -129,10 +129,6 @@ def _described(error: BaseException) -> str:
 def stack_lines(frame: FrameType | None) -> list[str]:
     """Return the stack of a frame as files, lines and functions."""
     return _stack_places(traceback.extract_stack(frame)) if frame is not None else []
-
-
-def _places(trace: TracebackType | None) -> list[str]:
-    return _stack_places(traceback.extract_tb(trace))
 
 
 def _stack_places(frames: traceback.StackSummary) -> list[str]:
