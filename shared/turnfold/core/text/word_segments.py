@@ -132,25 +132,25 @@ def posting_lists(
     if not block:
         return
     size, width = _BLOCK.unpack_from(block)
+    first = _BLOCK.size + size
     # With separators on both sides, a term is found from its beginning, never inside another one.
-    terms = _SEPARATOR + block[_BLOCK.size : _BLOCK.size + size] + _SEPARATOR
+    terms = b"\n%b\n" % block[_BLOCK.size : first]
     at = terms.find(_SEPARATOR + term + (b"" if is_prefix else _SEPARATOR))
     if at < 0:
         return
-    number = terms.count(_SEPARATOR, 0, at)
-    code = _CODES[_width(messages - 1)]
-    counts = struct.unpack_from(
-        f"<{terms.count(_SEPARATOR) - 1}{_CODES[width]}", block, _BLOCK.size + size
-    )
-    start = _BLOCK.size + size + (len(counts) << width)
-    start += sum(counts[:number]) << _width(messages - 1)
+    number, rest = terms.count(_SEPARATOR, 0, at), terms.count(_SEPARATOR, at) - 1
+    counts: Sequence[int] = block[first : first + number + rest]
+    if width:
+        counts = struct.unpack_from(f"<{number + rest}{_CODES[width]}", block, first)
+    of_ordinal = _width(messages - 1)
+    start = first + (number + rest << width) + (sum(counts[:number]) << of_ordinal)
     # Terms are sorted, so those with the same prefix are adjacent.
     while terms.startswith(term, at + 1):
         end = terms.find(_SEPARATOR, at + 1)
-        yield PostingList(terms[at + 1 : end], block, start, counts[number], code)
+        yield PostingList(terms[at + 1 : end], block, start, counts[number], _CODES[of_ordinal])
         if not is_prefix:
             return
-        start += counts[number] << _width(messages - 1)
+        start += counts[number] << of_ordinal
         number += 1
         at = end
 

@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     Integer,
     bindparam,
+    case,
     func,
     literal_column,
     select,
@@ -50,10 +51,20 @@ Headers = LRUCache[int, dict[int, SegmentHeader]]
 _of_session = word_index_segments.c.sid == bindparam("of_sid", type_=BigInteger)
 _is_header = word_index_segments.c.number == literal_column("0")
 _LISTED = Prepared(
-    select(word_index_segments.c.segment, word_index_segments.c.removed)
+    select(
+        word_index_segments.c.segment,
+        word_index_segments.c.removed,
+        # Mostly only the newest segment is not known, which each turn adds.
+        case(
+            (
+                word_index_segments.c.segment > bindparam("known", type_=BigInteger),
+                word_index_segments.c.data,
+            )
+        ),
+    )
     .where(_of_session, _is_header)
     .order_by(word_index_segments.c.segment),
-    ("of_sid",),
+    ("of_sid", "known"),
 )
 _pieces = func.unnest(
     bindparam("segments", type_=ARRAY(BigInteger)), bindparam("numbers", type_=ARRAY(Integer))
@@ -107,9 +118,11 @@ def read_index(
     connection: SupportsStatements, sid: int, headers: Headers | None = None
 ) -> list[StoredSegment]:
     """Read the segments of a session, those with cached headers without their headers."""
-    listed = _LISTED.rows(connection, sid)
-    numbers = [segment for segment, _ in listed]
     known = (headers.pop(sid) if headers else None) or {}
+    listed = _LISTED.rows(connection, sid, max(known, default=-1))
+    numbers = [row[0] for row in listed]
+    known |= {segment: read_header(data) for segment, _, data in listed if data is not None}
+    # A segment may be stored after one with a higher number.
     missing = [segment for segment in numbers if segment not in known]
     if missing:
         pieces = _PIECES.rows(connection, missing, [0] * len(missing), sid)
@@ -120,7 +133,7 @@ def read_index(
         headers.put(sid, known, sum(map(_weight, known.values())))
     return [
         StoredSegment(segment, known[segment], removed_ordinals(removed))
-        for segment, removed in listed
+        for segment, removed, _ in listed
         if segment in known
     ]
 
@@ -176,8 +189,8 @@ def rare_terms(  # those of `find_terms`, with another limit
     *,
     until: int,
     most: int,
-) -> Mapping[Term, set[int] | None]:
-    """Return the positions before `until` of each term, None if it surely has more than `most`.
+) -> Mapping[Term, list[int] | None]:
+    """Return rising positions before `until` of each term, None if it surely has more than `most`.
 
     The places of a frequent word in a segment are counted without decoding them.
     """
@@ -189,7 +202,7 @@ def rare_terms(  # those of `find_terms`, with another limit
 
 def _rare(
     found: Sequence[tuple[StoredSegment, PostingList]], until: int, most: int
-) -> set[int] | None:
+) -> list[int] | None:
     counts: Counter[bytes] = Counter()
     for stored, postings in found:
         # The stored count includes removed and later messages, which must not count here.
@@ -198,11 +211,13 @@ def _rare(
     # A message counts once for each word, but may have several that begin alike.
     if max(counts.values(), default=0) > most:
         return None
-    return {
-        position
-        for stored, postings in found
-        for position in _positions(stored, _before(stored, postings.ordinals(), until))
-    }
+    positions: list[int] = []
+    for stored, postings in found:
+        positions += _positions(stored, _before(stored, postings.ordinals(), until))
+    # The positions in a segment rise, so sorting takes less time than a set of them.
+    positions.sort()
+    has_one_each = len({stored.segment for stored, _ in found}) == len(found)
+    return positions if has_one_each else list(dict.fromkeys(positions))
 
 
 def _postings(

@@ -4,7 +4,7 @@ In short sessions matches are masks, of which a query server remembers those of 
 recur between questions, and the index is read for newer messages only.
 """
 
-import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,8 +86,7 @@ _COUNTED = Prepared(
     ("first", "last"),
 )
 """Words with the numbers of their messages, faster than a statement for each of them."""
-_LAST_CHARACTER = chr(sys.maxunicode)
-
+_LAST_CHARACTER = "\U0010ffff"
 
 MOST_KNOWN = 1_000
 """The most lookups of a session whose masks are known, and that are known to match too many."""
@@ -224,15 +223,14 @@ class WordMatches:
             first = f"{term}0"
 
 
-def _rare_of(of_terms: Sequence[set[int] | None], most: int, after: int) -> list[int] | None:
+def _rare_of(of_terms: Sequence[list[int] | None], most: int, after: int) -> list[int] | None:
     """Join the positions of the terms of a lookup."""
-    found: set[int] = set()
-    for positions in of_terms:
-        if positions is None:
-            return None
-        found |= positions
-    newest = sorted([position for position in found if position > after], reverse=True)
-    return newest if len(found) <= most else None
+    if None in of_terms:
+        return None
+    held = [positions for positions in of_terms if positions]
+    found = held[0] if len(held) == 1 else sorted(set().union(*held))
+    newest = found[bisect_right(found, after) :][::-1]
+    return newest if len(newest) <= most else None
 
 
 @dataclass(frozen=True, slots=True)
