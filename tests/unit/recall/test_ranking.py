@@ -269,6 +269,25 @@ def test_of_many_matches_those_are_ranked_that_are_near_the_best() -> None:
     assert len(ranked) < 1_000
 
 
+@pytest.mark.proves("F2", "X6")
+def test_of_many_matches_in_a_long_session_the_rarest_are_judged_unless_a_speaker_is_named() -> (
+    None
+):
+    number, brief = 10_000, 5_025
+    rare, frequent = range(9_990, 0, -30), [*range(9_985, 0, -30), brief]
+    # Long enough to count less than a brief message with a more frequent word.
+    sizes = [400] * number
+    sizes[brief] = 40
+
+    def ranked(*speakers: Speaker) -> list[int]:
+        lookups = [rare, sorted(frequent, reverse=True)]
+        return rank(score(lookups, range(number), sizes, 1_000, speakers), sizes, speakers)
+
+    assert brief not in ranked()
+    assert ranked(spoken(brief))[0] == brief
+    assert ranked(spoken(1))[0] == brief
+
+
 @pytest.mark.proves("F2")
 def test_a_message_between_two_matches_counts_for_the_nearer_one_only() -> None:
     order = best_of([[10, 6]], [50] * 20, 20)
