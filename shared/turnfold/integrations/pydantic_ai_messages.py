@@ -131,11 +131,7 @@ def rebuilt(own: Any, body: Chat) -> Any:
         return replace(own, content="\n".join(filter(None, texts)))
     match body.get("role"):
         case "assistant":
-            parts: list[Any] = [TextPart(text) for text in texts if text]
-            for call in body.get("tool_calls") or ():
-                function = call["function"]
-                parts.append(ToolCallPart(function["name"], function["arguments"], call["id"]))
-            return ModelResponse(parts=parts)
+            return _response(texts, body.get("tool_calls") or ())
         case "tool":
             name = str(body.get("name") or "")
             return ToolReturnPart(name, "\n".join(texts), body["tool_call_id"])
@@ -144,6 +140,14 @@ def rebuilt(own: Any, body: Chat) -> Any:
         case _:
             is_text = len(items) == 1 and isinstance(items[0], str)
             return UserPromptPart(items[0] if is_text else items)
+
+
+def _response(texts: Iterable[str], calls: Iterable[Chat]) -> ModelResponse:
+    parts: list[Any] = [TextPart(text) for text in texts if text]
+    for call in calls:
+        function = call["function"]
+        parts.append(ToolCallPart(function["name"], function["arguments"], call["id"]))
+    return ModelResponse(parts=parts)
 
 
 def _items(blocks: Iterable[Chat]) -> Iterable[Any]:
