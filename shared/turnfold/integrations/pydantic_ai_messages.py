@@ -41,6 +41,8 @@ def chat_of(value: Any) -> Chat | None:
             return {"role": "user", "content": _content(value.content)}
         case ToolReturnPart() | RetryPromptPart() if value.tool_name is not None:
             return _result(value)
+    if value.part_kind == "speech":
+        return {"role": "user", "content": _spoken(value)}
     if value.part_kind in ("retry-prompt", "retry-feedback"):
         return {"role": "user", "content": str(value.content), "is_meta": True}
     return None
@@ -87,7 +89,12 @@ def _named(part: Any) -> str:
             files = [f"[{file.media_type} file]" for file in part.files]
             return "\n".join([f"{part.tool_name}: {part.model_response_str()}", *files])
         case _:
-            return getattr(part, "content", None) or f"[{part.part_kind}]"
+            return getattr(part, "content", None) or _spoken(part)
+
+
+def _spoken(part: Any) -> str:
+    """Return the transcript of speech; the kind of a part without one."""
+    return getattr(part, "transcript", None) or f"[{part.part_kind}]"
 
 
 def _content(content: Any) -> Any:

@@ -10,6 +10,7 @@ from pydantic_ai.messages import (
     ModelResponse,
     NativeToolCallPart,
     NativeToolReturnPart,
+    SpeechPart,
     UserPromptPart,
 )
 
@@ -61,3 +62,31 @@ async def test_a_file_whose_type_its_url_does_not_tell_is_recorded(
     texts = ["What is it?", "[file: ?]"]
     content = [{"type": "text", "text": text} for text in texts]
     assert [one["content"] for one in await recorded(system, session_id)] == [content, "A voice."]
+
+
+@pytest.mark.proves("G5")
+async def test_what_was_spoken_is_recorded_as_its_transcript(
+    system: RunningSystem, session_id: str
+) -> None:
+    """A history of a realtime session may go on as text."""
+    script = Script([says("On Friday.")])
+    history: list[ModelMessage] = [
+        ModelRequest(parts=[SpeechPart(speaker="user", transcript="Where is order 7341?")]),
+        ModelResponse(parts=[SpeechPart(speaker="assistant", transcript="In Ghent.")]),
+        ModelRequest(parts=[SpeechPart(speaker="user")]),
+        ModelResponse(parts=[SpeechPart(speaker="assistant")]),
+    ]
+
+    await agent_of(script, system.nats_url).run(
+        "When does it come?", message_history=history, conversation_id=session_id
+    )
+
+    stored = await recorded(system, session_id)
+    assert [(one["role"], one["content"]) for one in stored] == [
+        ("user", "Where is order 7341?"),
+        ("assistant", "In Ghent."),
+        ("user", "[speech]"),
+        ("assistant", "[speech]"),
+        ("user", "When does it come?"),
+        ("assistant", "On Friday."),
+    ]
