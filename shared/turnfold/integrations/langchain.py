@@ -190,6 +190,10 @@ def _chat(message: AnyMessage) -> Chat:
         body["is_error"] = True
     if isinstance(message, AIMessage) and (calls := _all_calls(message, body)):
         body["tool_calls"] = calls
+    audio = message.additional_kwargs.get("audio")
+    if not body.get("content") and isinstance(audio, Mapping) and audio.get("transcript"):
+        # A spoken answer has no other text.
+        body["content"] = audio["transcript"]
     if isinstance(body.get("content"), list):
         # The calls stand in `tool_calls` already.
         left_out = _CALL_BLOCKS if body.get("tool_calls") else ()

@@ -296,6 +296,23 @@ async def test_documents_and_made_images_do_not_count_as_text(
     assert [one.content for one in model.calls[-1][1:]] == [one.content for one in history]
 
 
+@pytest.mark.proves("G4")
+async def test_a_spoken_answer_is_recorded_as_its_transcript(
+    system: RunningSystem, session_id: str
+) -> None:
+    audio = {"id": "audio_1", "data": "UklGRg==", "transcript": "In Ghent.", "expires_at": 1}
+    spoken = AIMessage("", additional_kwargs={"audio": audio})
+    model = ScriptedModel(script=[spoken, AIMessage("On Friday.")])
+    agent = agent_of(model, system.nats_url)
+
+    for text in ("Where is it?", "And when does it come?"):
+        await agent.ainvoke({"messages": [HumanMessage(text)]}, thread(session_id))
+
+    assert model.calls[-1][-2].additional_kwargs == {"audio": audio}
+    stored = await recorded(system, session_id)
+    assert [one["content"] for one in stored[1::2]] == ["In Ghent.", "On Friday."]
+
+
 def test_an_agent_that_is_a_tool_of_another_has_a_session_of_its_own(
     system: RunningSystem, session_id: str
 ) -> None:
