@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.anthropic_faults import anthropic_faults
@@ -184,7 +184,6 @@ def wanted(budget: int, placement: Placement, **more: Any) -> WindowRequest:
 
 
 @pytest.mark.proves("W1", "L5", "L6", "C1", "C9", "C12", "C22")
-@settings(max_examples=300)
 @given(sessions() | odd_sessions, budgets, placements, st.booleans(), policies)
 @example(history([]), 1, Placement.SEPARATE, False, Policy())
 @example(history([system("alone")]), 100, Placement.SEPARATE, False, Policy())
@@ -201,7 +200,6 @@ def test_every_window_may_be_sent_in_the_anthropic_shape_and_costs_no_more(
 
 
 @pytest.mark.proves("W2", "W1")
-@settings(max_examples=100)
 @given(sessions() | odd_sessions, st.integers(1, 30), placements)
 def test_no_window_in_the_anthropic_shape_has_more_messages_than_asked_for(
     session: History, most: int, placement: Placement

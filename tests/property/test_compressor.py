@@ -3,7 +3,7 @@
 from copy import deepcopy
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.histories import Said, counter
@@ -15,7 +15,6 @@ from turnfold.errors import CannotFit
 
 
 @pytest.mark.proves("W8", "L5", "L6")
-@settings(max_examples=150, deadline=None)
 @given(st.lists(spoken(), max_size=20), budgets, st.booleans(), st.sampled_from(sorted(PRESETS)))
 def test_every_list_is_made_sendable_within_its_budget_or_refused(
     said: list[Said], budget: int, is_emergency: bool, preset: str

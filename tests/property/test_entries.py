@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.histories import History, history, recorded
@@ -88,7 +88,6 @@ def _is_addition(entry: ShownForm, shown: Json) -> bool:
 
 
 @pytest.mark.proves("G1", "W3")
-@settings(max_examples=300)
 @given(sessions() | odd_sessions, budgets, placements, st.booleans(), policies)
 def test_a_message_is_called_whole_if_and_only_if_it_is_the_original_to_the_letter(
     session: History, budget: int, placement: Placement, is_emergency: bool, policy: Policy
@@ -110,7 +109,6 @@ def test_the_forms_of_recorded_conversations_are_true(budget: int) -> None:
 
 
 @pytest.mark.proves("G1", "W1")
-@settings(max_examples=100)
 @given(sessions() | odd_sessions, budgets, placements)
 def test_in_the_format_of_anthropic_a_merged_message_has_the_form_of_its_most_shortened_part(
     session: History, budget: int, placement: Placement

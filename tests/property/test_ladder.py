@@ -5,7 +5,7 @@ from dataclasses import replace
 from json import loads
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.histories import History, history, user
@@ -105,7 +105,6 @@ def priced(text: str) -> tuple[Message, TokenOffsets]:
 
 
 @pytest.mark.proves("W3", "C15", "C17")
-@settings(max_examples=120)
 @given(texts, st.integers(0, 900), st.sampled_from([0, 0, 90, 300, 1_000, 5_000]), st.booleans())
 def test_a_cut_within_caps_is_the_one_found_by_looking_at_every_place(
     text: str, tokens: int, characters: int, is_brief: bool
@@ -140,7 +139,6 @@ def test_a_text_whose_tokens_are_known_only_as_a_whole_is_cut_to_its_cap_or_to_t
 
 
 @pytest.mark.proves("W3", "C15", "C17")
-@settings(max_examples=120)
 @given(texts, st.integers(0, 3_000))
 def test_a_cut_of_characters_keeps_three_quarters_of_them_at_the_start(text: str, cap: int) -> None:
     assume(len(text) > 512)
@@ -162,7 +160,6 @@ def test_a_cut_of_characters_keeps_three_quarters_of_them_at_the_start(text: str
 
 
 @pytest.mark.proves("W3")
-@settings(max_examples=100)
 @given(sessions(SHORT), shares())
 def test_old_reasoning_goes_as_the_reference_says(session: History, share: float) -> None:
     window, target = grown(session, share)
@@ -190,7 +187,6 @@ def test_old_reasoning_goes_as_the_reference_says(session: History, share: float
 
 
 @pytest.mark.proves("W3", "C21")
-@settings(max_examples=100)
 @given(sessions(LONG))
 def test_large_results_are_cut_as_the_reference_says(session: History) -> None:
     window, _ = grown(session, 0.9)
@@ -224,7 +220,6 @@ def session_text(session: History, message: Message) -> str:
 
 
 @pytest.mark.proves("W3", "C18")
-@settings(max_examples=150)
 @given(sessions(SHORT), shares())
 def test_results_become_lines_as_the_reference_says(session: History, share: float) -> None:
     window, target = grown(session, share)
@@ -263,7 +258,6 @@ def test_results_become_lines_as_the_reference_says(session: History, share: flo
 
 
 @pytest.mark.proves("W3", "C17")
-@settings(max_examples=100)
 @given(sessions(LONG), shares())
 def test_long_texts_are_shortened_as_the_reference_says(session: History, share: float) -> None:
     window, target = grown(session, share)
@@ -288,7 +282,6 @@ def test_long_texts_are_shortened_as_the_reference_says(session: History, share:
 
 
 @pytest.mark.proves("W3", "C19")
-@settings(max_examples=100)
 @given(sessions(SHORT))
 def test_costly_arguments_and_results_become_previews_as_the_reference_says(
     session: History,
@@ -373,7 +366,6 @@ def importance(block: BlockView) -> tuple[bool, int, int]:
 
 
 @pytest.mark.proves("W3", "C20")
-@settings(max_examples=100)
 @given(sessions(SHORT), shares())
 def test_old_tool_blocks_are_folded_as_the_reference_says(session: History, share: float) -> None:
     window, target = grown(session, share)
@@ -393,7 +385,6 @@ def test_old_tool_blocks_are_folded_as_the_reference_says(session: History, shar
 
 
 @pytest.mark.proves("W3", "W11", "C20", "C2", "C67")
-@settings(max_examples=100)
 @given(sessions(SHORT), shares())
 def test_blocks_are_folded_as_the_reference_says(session: History, share: float) -> None:
     window, target = grown(session, share)
@@ -402,7 +393,6 @@ def test_blocks_are_folded_as_the_reference_says(session: History, share: float)
 
 
 @pytest.mark.proves("W3")
-@settings(max_examples=100)
 @given(sessions(SHORT, pending=True), shares())
 def test_what_is_pending_becomes_its_digest_as_the_reference_says(
     session: History, share: float
@@ -439,7 +429,6 @@ def test_what_is_pending_becomes_its_digest_as_the_reference_says(
 
 
 @pytest.mark.proves("W3", "W7", "C61")
-@settings(max_examples=150)
 @given(sessions(SHORT, least=30), shares())
 def test_an_emergency_gives_up_as_the_reference_says(session: History, share: float) -> None:
     window, _ = grown(

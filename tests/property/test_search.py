@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store_fixtures import (
@@ -120,7 +120,6 @@ async def search_with_and_without_index(steps: list[Step], queries: list[str]) -
 
 
 @pytest.mark.proves("F1", "L2", "L3")
-@settings(max_examples=60)
 @given(histories(), st.lists(TEXTS, min_size=1, max_size=4))
 def test_an_index_finds_what_reading_everything_finds(
     steps: list[Step], queries: list[str]

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests import window_rules as laws
@@ -294,7 +294,6 @@ def enough(
     "C24",
     "C61",
 )
-@settings(max_examples=300)
 @given(sessions(), budgets, placements, st.booleans(), policies)
 @example(history([]), 1, Placement.SEPARATE, False, Policy())
 @example(history([tool("nobody", "called")]), 1, Placement.SEPARATE, True, Policy())
@@ -311,7 +310,6 @@ def test_every_window_is_sendable_and_fits_or_says_what_would(
 
 
 @pytest.mark.proves("W2", "L5", "L7")
-@settings(max_examples=150)
 @given(
     sessions(), st.integers(1, 40), placements, st.sampled_from([1_000, 10_000_000]), st.booleans()
 )
@@ -337,7 +335,6 @@ def test_every_window_keeps_to_the_messages_asked_for(
 
 
 @pytest.mark.proves("E6", "L5", "L6", "C57")
-@settings(max_examples=100)
 @given(sessions(), st.integers(1, 20_000))
 def test_mode_off_shows_everything_or_says_what_it_takes(session: History, budget: int) -> None:
     off = Policy(mode=Mode.OFF)
@@ -356,7 +353,6 @@ def test_mode_off_shows_everything_or_says_what_it_takes(session: History, budge
 
 
 @pytest.mark.proves("L11", "W3")
-@settings(max_examples=150)
 @given(sessions(), budgets, policies)
 def test_a_window_begins_as_it_did_until_it_is_outgrown(
     session: History, budget: int, policy: Policy
@@ -399,7 +395,6 @@ def test_a_window_begins_as_it_did_until_it_is_outgrown(
 
 
 @pytest.mark.proves("W3", "L11")
-@settings(max_examples=150)
 @given(sessions(), budgets, policies)
 def test_a_window_that_is_continued_is_the_one_that_grows_from_the_start(
     session: History, budget: int, policy: Policy
@@ -422,7 +417,6 @@ def test_a_window_that_is_continued_is_the_one_that_grows_from_the_start(
 
 
 @pytest.mark.proves("W3", "L11")
-@settings(max_examples=150)
 @given(sessions(), budgets, policies, st.integers(1, 12))
 def test_a_window_after_an_eviction_says_what_one_grown_from_the_start_says(
     session: History, budget: int, policy: Policy, number: int
@@ -459,7 +453,6 @@ def _was_waited_for(session: History) -> bool:
 
 
 @pytest.mark.proves("W3", "L11")
-@settings(max_examples=40)
 @given(st.lists(st.integers(10, 200), min_size=150, max_size=200), st.integers(8_000, 14_000))
 def test_a_tight_window_uses_its_budget_well(sizes: list[int], budget: int) -> None:
     session = history(

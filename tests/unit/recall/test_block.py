@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.histories import assistant, counter, history, tool, user
@@ -81,7 +81,6 @@ def bodies(draw: st.DrawFn) -> Body:
 
 
 @pytest.mark.proves("F2", "L6")
-@settings(deadline=None, max_examples=200)
 @given(
     said=st.lists(bodies(), min_size=1, max_size=6),
     calls=st.integers(0, 3),
@@ -109,7 +108,6 @@ def test_a_block_never_takes_more_tokens_than_it_says(
 
 
 @pytest.mark.proves("W14", "L6")
-@settings(deadline=None, max_examples=200)
 @given(
     said=st.lists(
         st.lists(
