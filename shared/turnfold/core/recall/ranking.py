@@ -185,17 +185,7 @@ def _promising_stretches(
     A message is promising by the rarities of its matches, and partly of those in adjacent
     stretches.
     """
-    own: defaultdict[int, float] = defaultdict(float)
-    for rarity, matches in weighted:
-        # A frequent word has many matches: adding each of them would cost most of the time.
-        is_enough = len(own) >= MOST_CANDIDATES
-        for position in own.keys() & matches if is_enough else matches:
-            own[position] += rarity
-    judged: Collection[int] = own
-    if len(own) > JUDGED * most and not speakers:
-        # To judge a message takes several times as long as to add its rarities.
-        least = sorted(own.values())[-JUDGED * most]
-        judged = [position for position, rarity in own.items() if rarity >= least]
+    own, judged = _candidates(weighted, JUDGED * most if not speakers else 0)
     ordinals = ordinals_of(judged, positions)
     rarities = [own[positions[ordinal]] for ordinal in ordinals]
     stretches = [ordinal // STRETCH for ordinal in ordinals]
@@ -220,3 +210,20 @@ def _promising_stretches(
     # Of equals the newest.
     promising.sort(reverse=True)
     return {ordinal // STRETCH for _, ordinal in promising[:most]}
+
+
+def _candidates(
+    weighted: Sequence[tuple[float, Matches]], most_judged: int
+) -> tuple[Mapping[int, float], Collection[int]]:
+    """Return the rarities of candidates by their positions, and which are judged; of 0, all."""
+    own: defaultdict[int, float] = defaultdict(float)
+    for rarity, matches in weighted:
+        # A frequent word has many matches: adding each of them would cost most of the time.
+        is_enough = len(own) >= MOST_CANDIDATES
+        for position in own.keys() & matches if is_enough else matches:
+            own[position] += rarity
+    if not 0 < most_judged < len(own):
+        return own, own
+    # To judge a message takes several times as long as to add its rarities.
+    least = sorted(own.values())[-most_judged]
+    return own, [position for position, rarity in own.items() if rarity >= least]

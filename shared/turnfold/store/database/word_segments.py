@@ -123,10 +123,9 @@ def read_index(
     numbers = [row[0] for row in listed]
     known |= {segment: read_header(data) for segment, _, data in listed if data is not None}
     # A segment may be stored after one with a higher number.
-    missing = [segment for segment in numbers if segment not in known]
-    if missing:
-        pieces = _PIECES.rows(connection, missing, [0] * len(missing), sid)
-        known |= {segment: read_header(data) for segment, _, data in pieces}
+    missing = [(segment, 0) for segment in numbers if segment not in known]
+    for (segment, _), data in read_pieces(connection, sid, missing).items():
+        known[segment] = read_header(data)
     # Forgets the headers of segments that are gone: merged, or without messages.
     known = {segment: known[segment] for segment in numbers if segment in known}
     if headers:
