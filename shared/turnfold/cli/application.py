@@ -1,6 +1,7 @@
 """The command line application.
 
-Every module of this package adds its commands with a function `register`.
+A module that is named as a command has a function of that name. Modules with several commands add
+them with a function `register`.
 """
 
 import importlib
@@ -35,9 +36,11 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name in _modules_for(command):
         if not name.startswith("_"):
-            register = getattr(importlib.import_module(f"turnfold.cli.{name}"), "register", None)
-            if register is not None:
-                register(app)
+            module = importlib.import_module(f"turnfold.cli.{name}")
+            if hasattr(module, "register"):
+                module.register(app)
+            elif name in PANELS and hasattr(module, name):
+                app.command(name)(getattr(module, name))
     for command_info in app.registered_commands:
         # Commands that were added without a name have that of their function.
         name = command_info.name or str(getattr(command_info.callback, "__name__", ""))

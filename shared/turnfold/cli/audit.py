@@ -43,11 +43,6 @@ class AuditCheck:
     verdict: str
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("audit")(audit)
-
-
 def audit(
     words: Annotated[
         list[str] | None,

@@ -10,11 +10,6 @@ from turnfold.cli.help_panels import COMPLETE_VARIABLE
 Shell = Literal["bash", "zsh", "fish"]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("completion")(completion)
-
-
 def completion(
     shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="Your shell.")],
 ) -> None:

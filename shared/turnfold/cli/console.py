@@ -10,11 +10,6 @@ PATH = "/console"
 _NAMING = frozenset({"nats_url", "http_host", "http_port"})
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("console")(console)
-
-
 def console() -> None:
     """Print the address of the console, which shows a system in a browser."""
     settings = http_settings()

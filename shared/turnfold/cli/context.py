@@ -58,11 +58,6 @@ Explain = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("context")(context)
-
-
 def context(  # noqa: PLR0917  # a parameter for each option
     agent: Agent,
     session: SessionName,

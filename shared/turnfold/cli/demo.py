@@ -61,11 +61,6 @@ NATS_SERVER = "TURNFOLD_NATS_SERVER"
 """The program to start, and no system."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("demo")(demo)
-
-
 def demo(
     files: Annotated[
         list[str] | None,

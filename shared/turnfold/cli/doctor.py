@@ -60,11 +60,6 @@ Turnfold itself has only one writer.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("doctor")(doctor)
-
-
 def doctor(
     asks_model: Annotated[
         bool,

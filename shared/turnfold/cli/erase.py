@@ -12,11 +12,6 @@ from turnfold.cli.parameters import Agent, AsOneJson
 from turnfold.errors import UnknownSession
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("erase")(erase)
-
-
 def erase(
     agent: Agent,
     session: Annotated[

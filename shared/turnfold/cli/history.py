@@ -18,11 +18,6 @@ COLUMNS = ("position", "message_id", "state", "role", "text")
 PAGE = 500
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("history")(history)
-
-
 def history(
     agent: Agent,
     session: SessionName,

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from turnfold.integrations.mcp import SessionReads
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("mcp")(mcp)
-
-
 def mcp(
     agent: Agent,
     session: SessionName,

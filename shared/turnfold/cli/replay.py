@@ -70,11 +70,6 @@ class ReplaySummary:
     refused: int
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("replay")(replay)
-
-
 def replay(
     files: Annotated[
         list[str],

@@ -28,11 +28,6 @@ MOST_HITS = 100
 Hit = dict[str, Any]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("search")(search)
-
-
 def search(
     agent: Agent,
     session: SessionName,
