@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, closing
 from typing import Any, NamedTuple
 
 import httpx
-import nats
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
@@ -78,9 +77,7 @@ async def published(client: Client, parts: Parts) -> None:
         )
     other = client.session("other", "s")
     await other.turn_completed([{"role": "user", "content": SECRET_WORDS}])
-    bus = await nats.connect(parts.server.url)
-    await bus.jetstream().publish("turn.completed.support.broken", b'{"event_id": "e"')
-    await bus.close()
+    await parts.publish("turn.completed.support.broken", b'{"event_id": "e"')
     await session.context(wait_ms=5_000)
 
     async def settled() -> bool:

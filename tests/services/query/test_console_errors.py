@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import nats
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,11 +15,20 @@ from starlette.types import Receive, Scope, Send
 
 from tests.postgres import running_postgres
 from tests.running_system import eventually, running_parts, serving_parts
+from turnfold.client import Client, Session
 from turnfold_query.console.app import make_console
 from turnfold_query.console.views import page
 
 FORM = {"turnfold_form": "f"}
 """The cookie of a page with a form."""
+
+
+async def filled(client: Client, messages: int) -> Session:
+    """A session with so many messages, all stored."""
+    session = client.session("ada", "s")
+    await session.turn_completed([{"role": "user", "content": "?"}] * messages)
+    await session.context(wait_ms=5_000)
+    return session
 
 
 @pytest.mark.proves("V1")
@@ -222,12 +230,8 @@ async def test_an_empty_page_of_a_list_does_not_say_that_the_list_is_empty(tmp_p
     here = "/console/agents/ada/sessions/s"
     environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
     async with serving_parts(tmp_path, environ=environ) as (parts, client), parts.http() as visitor:
-        bus = await nats.connect(parts.server.url)
-        await bus.jetstream().publish("turn.completed.ada.s", b"no event")
-        await bus.close()
-        session = client.session("ada", "s")
-        await session.turn_completed([{"role": "user", "content": "?"}] * 30)
-        await session.context(wait_ms=5_000)
+        await parts.publish("turn.completed.ada.s", b"no event")
+        await filled(client, 30)
         pages = [
             (await visitor.get(path)).text
             for path in (
@@ -252,9 +256,7 @@ async def test_a_page_loaded_again_does_not_say_that_a_version_is_in_force_that_
 ) -> None:
     environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
     async with serving_parts(tmp_path, environ=environ) as (parts, client), parts.http() as visitor:
-        session = client.session("ada", "s")
-        await session.turn_completed([{"role": "user", "content": "?"}] * 30)
-        await session.context(wait_ms=5_000)
+        session = await filled(client, 30)
 
         async def has(versions: int) -> bool:
             return len(await session.summaries()) == versions
@@ -280,12 +282,8 @@ async def test_a_page_claims_no_act_that_was_not_done_and_offers_none_that_canno
     here = "/console/agents/ada/sessions/s/compactions"
     environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
     async with serving_parts(tmp_path, environ=environ) as (parts, client), parts.http() as visitor:
-        bus = await nats.connect(parts.server.url)
-        await bus.jetstream().publish("turn.completed.ada.s", b"no event")
-        await bus.close()
-        session = client.session("ada", "s")
-        await session.turn_completed([{"role": "user", "content": "?"}] * 30)
-        await session.context(wait_ms=5_000)
+        await parts.publish("turn.completed.ada.s", b"no event")
+        session = await filled(client, 30)
         await eventually(session.summaries, seconds=60)
         letter = (await visitor.get("/console/dead-letters/1?did=stored")).text
         listed = (await visitor.get(f"{here}?did=restored")).text
@@ -307,9 +305,7 @@ async def test_a_page_claims_no_act_that_was_not_done_and_offers_none_that_canno
 async def test_earlier_pages_of_a_timeline_end_at_the_first_message(tmp_path: Path) -> None:
     here = "/console/agents/ada/sessions/s"
     async with serving_parts(tmp_path) as (parts, client), parts.http() as visitor:
-        session = client.session("ada", "s")
-        await session.turn_completed([{"role": "user", "content": "?"}] * 70)
-        await session.context(wait_ms=5_000)
+        await filled(client, 70)
         newest = (await visitor.get(here)).text
         pages: list[list[str]] = []
         path = here

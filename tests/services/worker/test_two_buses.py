@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import nats
 import pytest
 
 from tests.nats_server import nats_server
@@ -30,10 +29,8 @@ async def publish(parts: Parts, *texts: str, key: SessionKey = KEY) -> None:
 
 async def publish_bad(parts: Parts, *texts: str) -> None:
     """Publish each text as an event that can never be stored."""
-    bus = await nats.connect(parts.server.url)
     for text in texts:
-        await bus.jetstream().publish("turn.completed.support.user-1", text.encode())
-    await bus.close()
+        await parts.publish("turn.completed.support.user-1", text.encode())
 
 
 async def stored(parts: Parts) -> list[str]:

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
-import nats
 import pytest
 
 from tests.model_server import running_model_server
@@ -160,7 +159,6 @@ async def test_bad_events_become_dead_letters_and_their_neighbours_are_stored(
     tmp_path: Path,
 ) -> None:
     async with day(tmp_path) as today:
-        bus = await nats.connect(today.parts.server.url)
         bad = {
             b"\xff": ("turn.completed", "not_json"),
             b'{"a": ' * 200 + b"1" + b"}" * 200: ("turn.completed", "too_deep"),
@@ -177,9 +175,8 @@ async def test_bad_events_become_dead_letters_and_their_neighbours_are_stored(
         await today.publish()
         for payload, (subject, reason) in bad.items():
             today.published.trying_bad(payload, reason)
-            await bus.jetstream().publish(subject, payload)
+            await today.parts.publish(subject, payload)
             await today.publish()
-        await bus.close()
 
         await today.ends_well()
 
