@@ -297,12 +297,16 @@ async def test_a_call_retracted_with_its_result_takes_no_later_result(stores: St
 async def test_every_order_of_arrival_ends_the_same(
     stores: Stores, events: list[DecodedEvent]
 ) -> None:
-    one_by_one = [[[event] for event in order] for order in permutations(events)]
-    for number, batches in enumerate([*one_by_one, [events]]):
-        # Each order in an agent of its own, because event ids belong to agents.
-        mine = SessionKey(AgentId(f"ada-{number}"), SessionId("s-1"))
-        for batch in batches:
-            await stores.ingest(*(event._replace(key=mine) for event in batch))
+    # Each order in an agent of its own, because event ids belong to agents; a step of all orders is one batch.
+    orders = list(permutations(events))
+    agents = [
+        SessionKey(AgentId(f"ada-{number}"), SessionId("s-1")) for number in range(len(orders))
+    ]
+    for step in zip(*orders, strict=True):
+        moved = zip(step, agents, strict=True)
+        await stores.ingest(*(event._replace(key=agent) for event, agent in moved))
+    at_once = SessionKey(AgentId("bob"), SessionId("s-1"))
+    await stores.ingest(*(event._replace(key=at_once) for event in events))
 
     # Read once: after each order, it would be all that the orders before have left.
     sessions = (await stores.seen()).sessions
@@ -319,7 +323,7 @@ async def test_every_order_of_arrival_ends_the_same(
         for session in sessions.values()
     }
 
-    assert len(sessions) == len(one_by_one) + 1
+    assert len(sessions) == len(orders) + 1
     assert len(outcomes) == 1, outcomes
 
 
