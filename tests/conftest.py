@@ -14,7 +14,7 @@ from tests import fork_server
 from tests.postgres import Postgres, running_postgres
 from turnfold.observability.logs import log_exception
 
-# `ci` finds the same examples everywhere, and so does `deep`, a step of .ci/run, which finds twelve times as many;
+# `ci` finds the same examples everywhere, and so does `deep`, a step of .ci/run, which finds four times as many;
 # `search` looks for new ones: make test HYPOTHESIS_PROFILE=search.
 # Explaining a failure took longer than the timeout of a test, which then hid the failure.
 settings.register_profile(
@@ -26,7 +26,7 @@ settings.register_profile(
     print_blob=True,
     phases=[Phase.explicit, Phase.generate, Phase.target, Phase.shrink],
 )
-settings.register_profile("deep", settings.get_profile("ci"), max_examples=300)
+settings.register_profile("deep", settings.get_profile("ci"), max_examples=100)
 settings.register_profile(
     "search",
     max_examples=2_000,
