@@ -6,7 +6,11 @@ import pytest
 
 from tests.histories import Said, assistant, history, tool, user, words
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.budget_shares import MOST_KEPT_OF_SMALL, ROOM_WITHIN_TURN
+from turnfold.core.window.budget_shares import (
+    MOST_KEPT_OF_SMALL,
+    MOST_KEPT_WITH_RECALL,
+    ROOM_WITHIN_TURN,
+)
 from turnfold.core.window.growth import LEAST_GROWTH
 from turnfold.core.window.window import WindowRequest, build_window
 
@@ -28,14 +32,18 @@ def totals(budget: int, steps: int, recall_share: float = 0.5) -> list[int]:
 
 
 @pytest.mark.proves("W13", "W14")
-def test_a_small_window_keeps_room_for_lines_once_its_turn_has_outgrown_it() -> None:
-    budget, step = 4_000, 2 * STEP_WORDS
+@pytest.mark.parametrize(
+    ("budget", "kept"), [(4_000, MOST_KEPT_OF_SMALL), (8_000, MOST_KEPT_WITH_RECALL)]
+)
+def test_a_window_keeps_room_for_lines_once_its_turn_has_outgrown_it(
+    budget: int, kept: float
+) -> None:
+    room, step, outgrown = ROOM_WITHIN_TURN * (1 - kept), 2 * STEP_WORDS, budget // 90
 
-    sizes = totals(budget, 90)
+    sizes = totals(budget, 2 * outgrown)
 
-    room = ROOM_WITHIN_TURN * (1 - MOST_KEPT_OF_SMALL) * budget
-    assert max(sizes[:45]) > budget - step
-    assert max(sizes[45:]) <= budget - room + step
+    assert max(sizes[:outgrown]) > budget - step
+    assert max(sizes[outgrown:]) <= (1 - room) * budget + step
 
 
 @pytest.mark.proves("L11")
@@ -48,13 +56,31 @@ def test_it_is_not_trimmed_at_each_step() -> None:
 
 
 @pytest.mark.proves("W14")
-@pytest.mark.parametrize(("budget", "recall_share"), [(8_000, 0.5), (4_000, 0.0)])
-def test_large_windows_and_windows_without_recall_grow_until_they_are_full(
-    budget: int, recall_share: float
-) -> None:
-    sizes = totals(budget, 120, recall_share)
+@pytest.mark.parametrize("budget", [4_000, 8_000])
+def test_windows_without_recall_grow_until_they_are_full(budget: int) -> None:
+    sizes = totals(budget, 120, recall_share=0.0)
 
     assert max(sizes[-60:]) > budget - 3 * STEP_WORDS
+
+
+@pytest.mark.proves("L11")
+def test_a_turn_that_its_request_made_room_for_is_not_trimmed_before_the_window_is_full() -> None:
+    said: list[Said] = []
+    asked = WindowRequest(budget_tokens=8_000, recall_share=0.5)
+    trimmed_at = []
+    for turn in range(40):
+        said += [
+            Said(user(f"What is in part {turn}?")),
+            Said(assistant(None, f"c{turn}", arguments=f'{{"path": "/srv/part_{turn}.py"}}')),
+        ]
+        before = build_window(history(said).stored, asked, Policy()).total
+        said.append(Said(tool(f"c{turn}", words(6 * STEP_WORDS))))
+        if build_window(history(said).stored, asked, Policy()).total < before:
+            trimmed_at.append(before)
+        said.append(Said(assistant("It is a list.")))
+
+    assert trimmed_at
+    assert min(trimmed_at) > 8_000 - 7 * STEP_WORDS
 
 
 @pytest.mark.proves("L11", "W14")

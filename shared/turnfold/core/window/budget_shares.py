@@ -15,6 +15,8 @@ LEAST_KEPT: Final = 0.4
 LEAST_BESIDE: Final = 0.1
 """When a request arrives, everything but the system message and this request keeps at least this
 share of the room that both leave; recall gets the rest."""
+MOST_TURN_SHARE: Final = 0.25
+"""When a request arrives, at most this share of the budget is left free for its turn."""
 SMALL_BUDGET_TOKENS: Final = 6_000
 """Smaller windows show only a few steps of an agent, and chosen lines are worth more than messages
 that happen to be the newest."""
@@ -22,8 +24,8 @@ MOST_KEPT_WITH_RECALL, MOST_KEPT_OF_SMALL = 0.75, 0.7
 """The most that a trim within a turn keeps of a budget, and of a small one. The rest is for recall
 and later messages."""
 ROOM_WITHIN_TURN: Final = 0.6
-"""If the turn has outgrown a small window, this share of what a trim frees must be free for recall,
-or the window is trimmed again."""
+"""If the turn has outgrown its room, this share of what a trim frees must be free for recall, or
+the window is trimmed again."""
 
 SUMMARY_SHARE, SUMMARY_SHARE_WITH_RECALL = 0.4, 0.8
 """The largest shares of a budget, and of what recall leaves of it, for summary and ledger."""
@@ -120,9 +122,7 @@ class WindowLimits(NamedTuple):
 
     @property
     def within_turn(self) -> "WindowLimits":
-        """The limits in a turn that has outgrown its window; the same if that is not small."""
-        if not self.is_small:
-            return self
+        """The limits in a turn that has outgrown its room."""
         room = int(ROOM_WITHIN_TURN * (self.tokens - self.target_tokens))
         return self._replace(tokens=self.tokens - room)
 

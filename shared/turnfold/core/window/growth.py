@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from turnfold.core.history.blocks import is_turn_boundary
-from turnfold.core.window.budget_shares import WindowLimits
+from turnfold.core.window.budget_shares import MOST_TURN_SHARE, WindowLimits
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.ladder import trim_to_budget
 from turnfold.messages import Message
@@ -75,9 +75,9 @@ def _restore_summary(window: WindowBuilder, message: Message) -> None:
 def _limits_with_room(window: WindowBuilder, message: Message, number: int) -> WindowLimits | None:
     """Return the limits that leave room for recall, if the window must be trimmed to them now.
 
-    It must if a message begins or ends a turn. Within a turn it must if the window leaves out
-    calls of that turn, and has grown enough since its last trim: a block of lines is worth more
-    than the oldest messages that it replaces.
+    It must if a message begins or ends a turn. Within a turn that has outgrown its room, it must if
+    the window has grown enough since its last trim: a block of lines is worth more than the oldest
+    messages that it replaces.
     """
     if is_turn_boundary(message):
         if window.total <= window.limits.arrival_tokens or not window.has_hidden:
@@ -88,10 +88,22 @@ def _limits_with_room(window: WindowBuilder, message: Message, number: int) -> W
         growth = window.total - window.trimmed_to
         if number < window.next_trim or growth < LEAST_GROWTH * window.limits.tokens:
             return None
-        if window.total <= limits.tokens or not window.digest.names_calls:
+        if window.total <= limits.tokens or not _has_outgrown_room(window):
             return None
         limits = window.limits_by_turns.within_turn
     return limits if window.total > limits.tokens else None
+
+
+def _has_outgrown_room(window: WindowBuilder) -> bool:
+    """Return whether the running turn has taken all the room that its request could leave to it.
+
+    Small windows leave out calls of the turn by then. Others have been full before, so that a
+    session whose messages only make room for recall evicts none.
+    """
+    if window.limits.is_small:
+        return window.digest.names_calls
+    most = MOST_TURN_SHARE * window.limits.tokens
+    return window.trimmed_after is not None and window.turns.after_request > most
 
 
 def _trim(

@@ -7,23 +7,26 @@ from turnfold.messages import Message
 
 
 class TurnSizes:
-    """The tokens of the turns that have ended. Mutable, because windows grow."""
+    """The tokens of the turns that have ended, and of the running one after its request.
+
+    Mutable, because windows grow.
+    """
 
     def __init__(self) -> None:
         self._whole: list[int] = []
         self._answers: list[int] = []
         self._request: int | None = None
-        self._after_request = 0
+        self.after_request = 0
 
     def add(self, message: Message) -> None:
         """Add the next message: a request ends the turn before it."""
         if message.is_request:
             if self._request is not None:
-                insort(self._whole, self._request + self._after_request)
-                insort(self._answers, self._after_request)
-            self._request, self._after_request = message.tokens, 0
+                insort(self._whole, self._request + self.after_request)
+                insort(self._answers, self.after_request)
+            self._request, self.after_request = message.tokens, 0
         else:
-            self._after_request += message.tokens
+            self.after_request += message.tokens
 
     @property
     def median(self) -> int:

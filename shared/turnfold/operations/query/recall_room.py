@@ -6,12 +6,11 @@ from typing import Final
 from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recall.block import LEAST_ROOM
+from turnfold.core.window.budget_shares import MOST_TURN_SHARE, ROOM_WITHIN_TURN
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.messages import Message, Role
 from turnfold.operations.query.recall_decisions import RecallWish, newest_message
 
-MOST_TURN_SHARE: Final = 0.25
-"""The largest share of the budget that is left free for the rest of the turn."""
 TALK_RATIO: Final = 0.7
 ASKED_TALK_RATIO: Final = 0.2
 """If an agent does not act, recall leaves only the first ratio of what it usually leaves.
@@ -19,10 +18,6 @@ ASKED_TALK_RATIO: Final = 0.2
 The second ratio applies if the request has its own query, because its caller asks for the past.
 """
 QUOTES_AT_REQUEST: Final = 0.5
-TAKEN_WITHIN_TURN: Final = 0.75
-"""The share of the room in a running turn that a block takes. When the turn has grown by the rest,
-the block is halved, and dropped if that half does not fit either. In small windows it takes all of
-the room, because they are trimmed again before that."""
 
 
 def share_for_recall(policy: Policy, messages: Sequence[Message], *, is_asked: bool) -> float:
@@ -48,8 +43,8 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
 
     When a turn begins or ends, the room is what the window leaves of its budget, less what the turn
     is expected to add, but at least what windows leave when a request arrives. In a running turn it
-    is most of what is left, so that the block is halved only after some steps. `factor` converts
-    the limits of the wish to raw counts.
+    is what stays free until the window is trimmed for the next block; small windows are trimmed
+    before a block that takes all is gone. `factor` converts the limits of the wish to raw counts.
     """
     budget = window.limits.tokens
     left = room = budget - window.total
@@ -57,7 +52,7 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
         expected = min(window.turns.median_after_request, int(MOST_TURN_SHARE * budget))
         room = min(max(left - expected, budget - window.limits_by_turns.arrival_tokens), left)
     elif not window.limits.is_small:
-        room = int(TAKEN_WITHIN_TURN * left)
+        room = int(ROOM_WITHIN_TURN * left)
     limits = [policy.recall_max_tokens]
     if wish.tokens is not None:
         limits.append(int(wish.tokens / factor))
