@@ -349,7 +349,7 @@ class StateModel:
         if not row.evicted or (row.version and max(later) > (row.version, row.ordinal)):
             raise Conflict("it evicted nothing, or a later compaction was committed")
         was_covered = row.is_covered
-        session.requeue_running(now_ms)
+        session.requeue_running(now_ms, also_regenerations=True)
         row.status, row.is_covered = "restored", False
         row.lease_until_ms, row.restored_at_ms = None, now_ms
         restored = [m for m in session.live if m.message_id in row.evicted]

@@ -248,10 +248,14 @@ class SessionState:
             if row.is_open and (row.is_fold or row.kind is JobKind.STAND_IN):
                 row.end("stale", now_ms)
 
-    def requeue_running(self, now_ms: int) -> None:
-        """Make running jobs start again, because the version that they build on is replaced."""
+    def requeue_running(self, now_ms: int, *, also_regenerations: bool = False) -> None:
+        """Make running jobs start again, because the version that they build on is replaced.
+
+        A regeneration builds on a version that it names, and reads messages that may be restored.
+        """
         for row in self.compactions:
-            if row.status == "running" and row.kind is not JobKind.REGENERATED:
+            is_concerned = also_regenerations or row.kind is not JobKind.REGENERATED
+            if row.status == "running" and is_concerned:
                 row.give_back(now_ms)
 
     def delay_after_failure(self) -> None:
