@@ -95,7 +95,7 @@ def test_a_policy_without_recall_leaves_no_room() -> None:
 
 
 @pytest.mark.proves("F2", "W14")
-@pytest.mark.parametrize(("budget", "share"), [(1_000, 1.0), (10_000, 0.6)])
+@pytest.mark.parametrize(("budget", "share"), [(1_000, 1.0), (10_000, 0.75)])
 def test_a_block_within_a_turn_is_not_halved_by_its_next_step(budget: int, share: float) -> None:
     """A block that takes all would be halved at once, and be gone half of the time.
 

@@ -9,6 +9,7 @@ from turnfold.core.policy.presets import Policy
 from turnfold.core.window.budget_shares import (
     MOST_KEPT_OF_SMALL,
     MOST_KEPT_WITH_RECALL,
+    ROOM_OF_SMALL,
     ROOM_WITHIN_TURN,
 )
 from turnfold.core.window.growth import LEAST_GROWTH
@@ -33,12 +34,16 @@ def totals(budget: int, steps: int, recall_share: float = 0.5) -> list[int]:
 
 @pytest.mark.proves("W13", "W14")
 @pytest.mark.parametrize(
-    ("budget", "kept"), [(4_000, MOST_KEPT_OF_SMALL), (8_000, MOST_KEPT_WITH_RECALL)]
+    ("budget", "kept", "share"),
+    [
+        (4_000, MOST_KEPT_OF_SMALL, ROOM_OF_SMALL),
+        (8_000, MOST_KEPT_WITH_RECALL, ROOM_WITHIN_TURN),
+    ],
 )
 def test_a_window_keeps_room_for_lines_once_its_turn_has_outgrown_it(
-    budget: int, kept: float
+    budget: int, kept: float, share: float
 ) -> None:
-    room, step, outgrown = ROOM_WITHIN_TURN * (1 - kept), 2 * STEP_WORDS, budget // 90
+    room, step, outgrown = share * (1 - kept), 2 * STEP_WORDS, budget // 90
 
     sizes = totals(budget, 2 * outgrown)
 

@@ -23,9 +23,11 @@ that happen to be the newest."""
 MOST_KEPT_WITH_RECALL, MOST_KEPT_OF_SMALL = 0.75, 0.7
 """The most that a trim within a turn keeps of a budget, and of a small one. The rest is for recall
 and later messages."""
-ROOM_WITHIN_TURN: Final = 0.6
-"""If the turn has outgrown its room, this share of what a trim frees must be free for recall, or
-the window is trimmed again."""
+TAKEN_WITHIN_TURN: Final = 0.75
+"""The share of the room in a running turn that a block takes. In small windows it takes all."""
+ROOM_WITHIN_TURN, ROOM_OF_SMALL = TAKEN_WITHIN_TURN / 2, 0.6
+"""If the turn has outgrown its room, these shares of what a trim frees must be free for recall, or
+the window is trimmed again: of a block that no longer fits, half is shown before that."""
 
 SUMMARY_SHARE, SUMMARY_SHARE_WITH_RECALL = 0.4, 0.8
 """The largest shares of a budget, and of what recall leaves of it, for summary and ledger."""
@@ -123,7 +125,8 @@ class WindowLimits(NamedTuple):
     @property
     def within_turn(self) -> "WindowLimits":
         """The limits in a turn that has outgrown its room."""
-        room = int(ROOM_WITHIN_TURN * (self.tokens - self.target_tokens))
+        share = ROOM_OF_SMALL if self.is_small else ROOM_WITHIN_TURN
+        room = int(share * (self.tokens - self.target_tokens))
         return self._replace(tokens=self.tokens - room)
 
     @property

@@ -6,7 +6,7 @@ from typing import Final
 from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recall.block import LEAST_ROOM
-from turnfold.core.window.budget_shares import MOST_TURN_SHARE, ROOM_WITHIN_TURN
+from turnfold.core.window.budget_shares import MOST_TURN_SHARE, TAKEN_WITHIN_TURN
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.messages import Message, Role
 from turnfold.operations.query.recall_decisions import RecallWish, newest_message
@@ -43,8 +43,9 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
 
     When a turn begins or ends, the room is what the window leaves of its budget, less what the turn
     is expected to add, but at least what windows leave when a request arrives. In a running turn it
-    is what stays free until the window is trimmed for the next block; small windows are trimmed
-    before a block that takes all is gone. `factor` converts the limits of the wish to raw counts.
+    is most of what is left, so that the block is halved only after some steps; small windows are
+    trimmed before a block that takes all is gone. `factor` converts the limits of the wish to raw
+    counts.
     """
     budget = window.limits.tokens
     left = room = budget - window.total
@@ -52,7 +53,7 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
         expected = min(window.turns.median_after_request, int(MOST_TURN_SHARE * budget))
         room = min(max(left - expected, budget - window.limits_by_turns.arrival_tokens), left)
     elif not window.limits.is_small:
-        room = int(ROOM_WITHIN_TURN * left)
+        room = int(TAKEN_WITHIN_TURN * left)
     limits = [policy.recall_max_tokens]
     if wish.tokens is not None:
         limits.append(int(wish.tokens / factor))
