@@ -21,8 +21,6 @@ from typing import Any
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, StoredMessage, new_event_id
 from turnfold.client.events import check_storable
-from turnfold.core.text.calls import chat_call
-from turnfold.core.text.json_text import with_texts
 from turnfold.errors import BadRequest, Unavailable
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
@@ -37,6 +35,7 @@ from turnfold.integrations.clients import (
 )
 from turnfold.integrations.mirrored import (
     Chat,
+    chat_call,
     content_of,
     content_text,
     file_part,
@@ -213,8 +212,7 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
         elif (part := _chat_part(content)) is not None:
             parts.append(part)
         elif content.type != "usage":
-            fields = with_texts(json.loads(_text(content.to_dict())), _without_data)
-            others.append(_text(fields))
+            others.append(_text(_without_data(json.loads(_text(content.to_dict())))))
     is_known = role in ("system", "user", "assistant")
     body = {"role": role if is_known else "user", "content": content_of(parts)}
     if calls:
@@ -254,9 +252,14 @@ def _chat_part(content: Content) -> Chat | None:
     return file_part(content.media_type)
 
 
-def _without_data(text: str) -> str:
-    """Return a text; in place of the data of a file, which would count as text, a note."""
-    return "[data]" if _DATA_URL.match(text) else text
+def _without_data(value: Any) -> Any:
+    """Return a value without the data of files in it, which would count as text."""
+    if isinstance(value, dict):
+        return {name: _without_data(field) for name, field in value.items()}
+    if isinstance(value, list):
+        return [_without_data(item) for item in value]
+    is_data = isinstance(value, str) and _DATA_URL.match(value) is not None
+    return "[data]" if is_data else value
 
 
 def _joined(shown: Iterator[tuple[Chat | None, Any]]) -> list[Message]:

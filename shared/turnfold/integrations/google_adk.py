@@ -19,13 +19,13 @@ from typing import Any
 from urllib.parse import quote
 
 from turnfold.client import PortalClient, Session
-from turnfold.core.text.calls import chat_call
 from turnfold.integrations import requires
 from turnfold.integrations.mirrored import (
     Chat,
     MirroredWindows,
     Shown,
     call_arguments,
+    chat_call,
     content_of,
     content_text,
     file_part,

@@ -14,7 +14,6 @@ from itertools import takewhile
 from typing import Any
 
 from turnfold.client import PortalClient, Session
-from turnfold.core.text.calls import chat_call
 from turnfold.errors import BadRequest
 from turnfold.integrations import requires
 from turnfold.integrations.mirrored import (
@@ -22,6 +21,7 @@ from turnfold.integrations.mirrored import (
     Chat,
     MirroredWindows,
     Shown,
+    chat_call,
     without_bytes,
 )
 

@@ -260,6 +260,12 @@ def call_arguments(text: str) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {"arguments": text}
 
 
+def chat_call(call_id: str, name: str, arguments: str) -> Chat:
+    """Return a call as an entry of `tool_calls`."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
 def content_of(parts: Sequence[Chat]) -> Any:
     """Return parts as a content: a single text is the content itself."""
     if len(parts) == 1 and "text" in parts[0]:

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from turnfold.core.text.calls import chat_call
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat
+from turnfold.integrations.mirrored import Chat, chat_call
 
 with requires("pydantic-ai"):
     from pydantic_ai.messages import (

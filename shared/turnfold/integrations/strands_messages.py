@@ -8,9 +8,8 @@ from itertools import takewhile
 from typing import Any
 
 from turnfold.client.merge import is_same_text
-from turnfold.core.text.calls import chat_call
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, call_arguments, content_of, content_text
+from turnfold.integrations.mirrored import Chat, call_arguments, chat_call, content_of, content_text
 
 with requires("strands"):
     from strands.types.session import encode_bytes_values
