@@ -144,8 +144,12 @@ def rebuilt(own: Any, body: Chat) -> Any:
         case "system":
             return SystemPromptPart("\n".join(texts))
         case _:
-            is_text = len(items) == 1 and isinstance(items[0], str)
-            return UserPromptPart(items[0] if is_text else items)
+            return _prompt(items)
+
+
+def _prompt(items: list[Any]) -> UserPromptPart:
+    is_text = len(items) == 1 and isinstance(items[0], str)
+    return UserPromptPart(items[0] if is_text else items)
 
 
 def _response(texts: Iterable[str], calls: Iterable[Chat]) -> ModelResponse:
