@@ -199,6 +199,36 @@ def test_same_messages_folded_in_twice_change_nothing(
 
 
 @pytest.mark.proves("S6")
+def test_a_stated_value_in_a_line_of_the_ledger_is_not_counted_as_left_out() -> None:
+    """S6: it was, until the same messages were folded in again."""
+    path = "/srv/app/config.toml"
+    first = (
+        Source("b1#0", "user", f"{path} {path}"),
+        Source(
+            "b1#1",
+            "user",
+            f"{path} 10.0.0.5:5433 src/a.py {path} 3f2a8c1e-9b7d-4e55-8a10-6c2f0d9e7b31 config.toml "
+            "3月14日 config.toml https://example.org/a?b=1&c=2 def load_rates(order_id):\n"
+            " /var/log/part6/job-1000.log /var/log/part4/job-11.log",
+        ),
+        Source("b1#2", "assistant", "", (("bash", '{"command": "cd /w && npm test"}'),)),
+        Source(
+            "b1#3",
+            "user",
+            f"{path} {path} {path} {path} {path} 8851afb5cabae5df91a979048f765601 {path} $2,544 80% "
+            "def load_rates(order_id):\n",
+        ),
+    )
+    some = [first, (Source("b2#0", "user", "/var/log/part3/job-10.log"),)]
+
+    for cap in range(170, 240):
+        once = chained(some, cap=cap)
+        twice = extract(job(some[-1], once, cap=cap), count=counter())
+
+        assert twice.ledger[-1] == once.ledger[-1], cap
+
+
+@pytest.mark.proves("S6")
 def test_a_full_ledger_stays_when_the_same_messages_are_folded_in_again() -> None:
     """S6: the prices of values are estimates; what fitted once must not leave for its estimate."""
     first = Source(

@@ -14,7 +14,7 @@ from turnfold.core.summary.ledger.candidates import Candidate
 from turnfold.core.summary.ledger.collect import add_files, add_messages, carried_candidates
 from turnfold.core.summary.ledger.entries import LINE, LedgerEntry, group_into_entries
 from turnfold.core.summary.ledger.left_out import LeftOut, left_out_entry
-from turnfold.core.summary.ledger.lines import best_lines, read_lines, without_told
+from turnfold.core.summary.ledger.lines import best_lines, read_lines, told_by, without_told
 from turnfold.core.summary.ledger.name_uses import COMMON, NameUses
 from turnfold.core.summary.ledger.ranking import best_entries, tokens_of
 from turnfold.core.summary.redaction import redact
@@ -133,9 +133,8 @@ def _told(values: Collection[Candidate], chosen: Sequence[LedgerEntry]) -> list[
     """Return the values in an entry, or in a line among the entries."""
     kept = [candidate for _, group in chosen for candidate in group]
     texts = {candidate.value.text for candidate in kept}
-    lines = [candidate for candidate in kept if candidate.value.kind == LINE]
-    untold = {candidate.value.text for candidate in without_told(values, lines)} - texts
-    return [candidate for candidate in values if candidate.value.text not in untold]
+    texts |= told_by(candidate for candidate in kept if candidate.value.kind == LINE)
+    return [candidate for candidate in values if candidate.value.text in texts]
 
 
 def _best_of(

@@ -103,14 +103,20 @@ def best_lines(
     return chosen
 
 
-def without_told(values: Iterable[Candidate], lines: Iterable[Candidate]) -> list[Candidate]:
-    """Return the values in no chosen line, modified files, and values that the user stated."""
-    in_lines: set[str] = set()
+def told_by(lines: Iterable[Candidate]) -> set[str]:
+    """Return the texts of lines, and of the values and names in them."""
+    told: set[str] = set()
     for line in lines:
         text = line.value.text
-        in_lines |= {text, *names_in(text), *(value.text for value in values_in(text))}
+        told |= {text, *names_in(text), *(value.text for value in values_in(text))}
+    return told
+
+
+def without_told(values: Iterable[Candidate], lines: Iterable[Candidate]) -> list[Candidate]:
+    """Return the values in no chosen line, modified files, and values that the user stated."""
+    told = told_by(lines)
     return [
         value
         for value in values
-        if value.is_stated or value.is_modified or value.value.text not in in_lines
+        if value.is_stated or value.is_modified or value.value.text not in told
     ]
