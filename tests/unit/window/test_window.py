@@ -21,7 +21,7 @@ from turnfold.core.window import leveling
 from turnfold.core.window.forms import STAND_IN
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.leveling import level_sizes
-from turnfold.core.window.views import ShownMessage
+from turnfold.core.window.views import BlockView, RoundView, ShownMessage
 from turnfold.core.window.window import WindowRequest, build_window
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority
@@ -332,6 +332,26 @@ def test_the_request_of_an_interrupted_turn_leaves_with_its_last_tool_block() ->
     assert any("e1#0" not in names and "e9#0" in names for names in found)
     for names in found:
         assert ("e1#0" in names) is bool({"e2#0", "e4#0", "e6#0"} & {*names})
+
+
+@pytest.mark.proves("X6")
+def test_a_tool_block_leaves_without_a_look_at_all_of_its_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a turn of many calls costs their square when the next request needs its room."""
+    looks: list[RoundView] = []
+
+    def shown_of(one: RoundView) -> list[BlockView]:
+        looks.append(one)
+        return [block for block in one.blocks if block.is_shown]
+
+    monkeypatch.setattr(RoundView, "shown", property(shown_of))
+    session = history([user("first"), *tool_rounds(200, 5), user(words(9_000))])
+
+    made = asked_of(session, tokens_of(session) - 3_000, Policy(low_water_ratio=1.0))
+
+    assert made.account.shown < 300
+    assert len(looks) < 10
 
 
 @pytest.mark.proves("W3", "W7", "C61")

@@ -231,8 +231,7 @@ class WindowBuilder:
         """
         for block in self._held:
             if block.is_shown and not self.is_protected(block):
-                leave = self.leave_out if block is block.in_round.request else self.fold
-                leave(block)
+                (self.leave_out if block is block.in_round.request else self.fold)(block)
         self._held = [block for block in self._held if block.is_shown]
 
     def _open_round(self, request: BlockView) -> None:
@@ -355,6 +354,7 @@ class WindowBuilder:
     def fold(self, block: BlockView) -> None:
         """Leave a block out. The digest names it instead."""
         block.is_shown = False
+        block.in_round.hidden += 1
         self.total -= block.tokens
         self.size -= block.size
         self.results_tokens -= sum(view.text for view in block.results if view is not None)
@@ -383,10 +383,10 @@ class WindowBuilder:
         """Leave a block out; the request and the answers of a closed round only together."""
         for other in self.leaving_with(block):
             self.fold(other)
-        in_round = block.in_round
+        request = block.in_round.request
         # Without its last tool block, the request would seem unanswered.
-        if in_round.is_unanswered and not self.is_protected(in_round.blocks[0]):
-            self.fold(in_round.blocks[0])
+        if request and block.in_round.is_unanswered and not self.is_protected(request):
+            self.fold(request)
 
     def leaving_with(self, block: BlockView) -> list[BlockView]:
         """Return the blocks that leave together with this one."""

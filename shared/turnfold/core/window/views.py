@@ -249,11 +249,13 @@ class RoundView:
     written a request, user messages of programs start rounds, too.
     """
 
-    __slots__ = ("__weakref__", "blocks", "is_closed", "priority", "request")
+    __slots__ = ("__weakref__", "blocks", "hidden", "is_closed", "priority", "request")
 
     def __init__(self, request: "BlockView | None" = None) -> None:
         self.request = request
         self.blocks: list[BlockView] = []
+        self.hidden = 0
+        """How many of its blocks are left out."""
         self.is_closed = False
         self.priority = UNRANKED
         """The highest priority of its blocks, once they are queued as those of a closed round."""
@@ -266,9 +268,9 @@ class RoundView:
     @property
     def is_unanswered(self) -> bool:
         """Whether it is closed, and the request stands without any of the blocks that followed."""
-        if not self.is_closed or self.request is None or len(self.blocks) == 1:
+        if not self.is_closed or self.request is None or not self.request.is_shown:
             return False
-        return self.shown == [self.request]
+        return self.hidden == len(self.blocks) - 1 > 0
 
 
 class BlockView:
