@@ -38,7 +38,10 @@ TOKENS_A_PROMISING: Final = 50
 tokens of room."""
 JUDGED: Final = 5
 """Of so many times more messages, those with the rarest matches are judged, unless the question
-names a speaker: the length of a message, and matches around it, hardly make up for its own."""
+names a speaker: matches around a message hardly make up for its own."""
+SPARED: Final = 1.5
+"""All are judged if a short one of the others may be so many times as promising as the last one
+that is chosen: beside long results of tools that hold every word, say."""
 AROUND: Final = 0.1
 """The weight of a match in the stretches around a place, beside one in the message itself."""
 
@@ -185,12 +188,48 @@ def _promising_stretches(
     A message is promising by the rarities of its matches, and partly of those in adjacent
     stretches.
     """
-    own, judged = _candidates(weighted, JUDGED * most if not speakers else 0)
-    ordinals = ordinals_of(judged, positions)
+    own: defaultdict[int, float] = defaultdict(float)
+    for rarity, matches in weighted:
+        # A frequent word has many matches: adding each of them would cost most of the time.
+        is_enough = len(own) >= MOST_CANDIDATES
+        for position in own.keys() & matches if is_enough else matches:
+            own[position] += rarity
+    if speakers or len(own) <= JUDGED * most:
+        ordinals, promises = _promises(own, positions, tokens)
+    else:
+        ordinals, promises = _rare_promises(own, positions, tokens, most)
+    if speakers:
+        promises = times_speakers(promises, ordinals, speakers, len(tokens))
+    if len(ordinals) <= most:
+        return {ordinal // STRETCH for ordinal in ordinals}
+    least = sorted(promises)[-most]
+    promising = [found for found in zip(promises, ordinals, strict=True) if found[0] >= least]
+    # Of equals the newest.
+    promising.sort(reverse=True)
+    return {ordinal // STRETCH for _, ordinal in promising[:most]}
+
+
+def _rare_promises(
+    own: Mapping[int, float], positions: Sequence[int], tokens: Sequence[int], most: int
+) -> tuple[list[int], list[float]]:
+    """Return what `_promises` does, of those messages that may be among the `most` promising."""
+    # To judge a message takes several times as long as to add its rarities.
+    least = sorted(own.values())[-JUDGED * most]
+    rare = {position: rarity for position, rarity in own.items() if rarity >= least}
+    ordinals, promises = _promises(rare, positions, tokens)
+    last = sorted(promises)[-most] if len(promises) >= most else 0.0
+    if least * LENGTH_FACTORS[0] <= SPARED * last:
+        return ordinals, promises
+    return _promises(own, positions, tokens)
+
+
+def _promises(
+    own: Mapping[int, float], positions: Sequence[int], tokens: Sequence[int]
+) -> tuple[list[int], list[float]]:
+    """Return the ordinals of messages, and how promising they are by their rarities `own`."""
+    ordinals = ordinals_of(own, positions)
     rarities = [own[positions[ordinal]] for ordinal in ordinals]
     stretches = [ordinal // STRETCH for ordinal in ordinals]
-    if len(ordinals) <= most:
-        return set(stretches)
     sums: defaultdict[int, float] = defaultdict(float)
     for stretch, rarity in zip(stretches, rarities, strict=True):
         sums[stretch] += rarity
@@ -199,31 +238,7 @@ def _promising_stretches(
         stretch: AROUND * (sum_of(stretch - 1, 0.0) + here + sum_of(stretch + 1, 0.0))
         for stretch, here in sums.items()
     }
-    promises = [
+    return ordinals, [
         (rarity + around[stretch]) * LENGTH_FACTORS[tokens[ordinal]]
         for rarity, stretch, ordinal in zip(rarities, stretches, ordinals, strict=True)
     ]
-    if speakers:
-        promises = times_speakers(promises, ordinals, speakers, len(tokens))
-    least = sorted(promises)[-most]
-    promising = [found for found in zip(promises, ordinals, strict=True) if found[0] >= least]
-    # Of equals the newest.
-    promising.sort(reverse=True)
-    return {ordinal // STRETCH for _, ordinal in promising[:most]}
-
-
-def _candidates(
-    weighted: Sequence[tuple[float, Matches]], most_judged: int
-) -> tuple[Mapping[int, float], Collection[int]]:
-    """Return the rarities of candidates by their positions, and which are judged; of 0, all."""
-    own: defaultdict[int, float] = defaultdict(float)
-    for rarity, matches in weighted:
-        # A frequent word has many matches: adding each of them would cost most of the time.
-        is_enough = len(own) >= MOST_CANDIDATES
-        for position in own.keys() & matches if is_enough else matches:
-            own[position] += rarity
-    if not 0 < most_judged < len(own):
-        return own, own
-    # To judge a message takes several times as long as to add its rarities.
-    least = sorted(own.values())[-most_judged]
-    return own, [position for position, rarity in own.items() if rarity >= least]
