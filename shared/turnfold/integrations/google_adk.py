@@ -288,7 +288,8 @@ class _RequestContents:
 
 def _is_of_one_call(content: types.Content) -> bool:
     """Return whether the ADK wrote a content for one call of the model, in the user's name."""
-    begin = content.parts[0].text if content.parts else None
+    # What a program puts before a request, as a part of it, belongs to the request.
+    begin = content.parts[0].text if content.parts and len(content.parts) == 1 else None
     return content.role == "user" and (begin or "").startswith(_OF_ONE_CALL)
 
 

@@ -292,6 +292,25 @@ async def test_instructions_beside_static_ones_are_of_one_call(
     assert len(page.messages) == 8 * 4
 
 
+@pytest.mark.proves("L1")
+async def test_a_request_behind_memories_of_the_program_is_recorded(
+    system: RunningSystem, session_id: str
+) -> None:
+    runner = runner_of(ScriptedModel(script=[says("It left.")]), session_id, system.nats_url)
+    await started(runner)
+    memories = "The following content is from your previous conversations with the user.\nNone."
+    parts = [types.Part(text=memories), types.Part(text="Where is order 7341?")]
+
+    message = types.Content(role="user", parts=parts)
+    async for _ in runner.run_async(user_id="ada@work", session_id="s/1", new_message=message):
+        pass
+
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session(session_id, "ada@work/s%2F1/guide")
+        page = await session.history(newest=9, after="latest", wait_ms=5_000)
+    assert [one.message["role"] for one in page.messages] == ["user", "assistant"]
+
+
 @pytest.mark.proves("W12")
 async def test_a_user_who_gives_context_first_makes_a_request(
     system: RunningSystem, session_id: str
