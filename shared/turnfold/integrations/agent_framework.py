@@ -63,8 +63,9 @@ _DATA_URL = re.compile(r"data:[^,\s]*;base64,")
 # The inputs that the framework's loop writes as the user, unless the program gives its own.
 _OF_LOOP = re.compile(
     r"Continue working on the task\. If it is complete|An evaluator reviewed your previous response"
-    r"|Progress so far:\n- |You still have \d+ (?:open todo item|background task)\(s\)"
+    r"|You still have \d+ (?:open todo item|background task)\(s\)"
 )
+_PROGRESS = "Progress so far:\n- "
 # The event is escaped as a whole, where it must be. Properties may have values such as dates.
 _text = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), default=str)
 
@@ -152,7 +153,9 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
             raise BadRequest("the run has no session; pass one to agent.run")
         session = self._session(session_id)
         listed = [_pieces(message) for message in messages]
-        number_shared_ids([body for parts in listed for body, _ in parts])
+        bodies = [body for parts in listed for body, _ in parts]
+        number_shared_ids(bodies)
+        _mark_loop(bodies)
         stored = await newest_messages(session, sum(map(len, listed)), wait_ms=WAIT_MS)
         pieces = [piece for parts in listed[_known(stored, listed) :] for piece in parts]
         events: list[OutgoingEvent] = []
@@ -190,6 +193,16 @@ def _pieces(message: Message) -> list[_Piece]:
     return pieces
 
 
+def _mark_loop(bodies: Sequence[Chat]) -> None:
+    """Mark in place what the framework's loop says as the user."""
+    for body, after in zip(bodies, [*bodies[1:], {}], strict=False):
+        text = content_text(body["content"]) if body["role"] == "user" else ""
+        # The loop's input follows its progress. A person may begin in this way as well.
+        is_progress = text.startswith(_PROGRESS) and after.get("role") == "user"
+        if is_progress or _OF_LOOP.match(text):
+            body["is_meta"] = True
+
+
 def _carried_message(carried: Any) -> dict[str, Any]:
     """Return the message of the framework that a piece carries; empty if it carries none."""
     message: Any = carried["message"] if isinstance(carried, dict) else {}
@@ -217,8 +230,6 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
     body = {"role": role if is_known else "user", "content": content_of(parts)}
     if calls:
         body |= {"role": "assistant", "tool_calls": calls}
-    if body["role"] == "user" and _OF_LOOP.match(content_text(body["content"])):
-        body["is_meta"] = True
     # Reasoning and approvals count as text; the window gives them back as they were.
     return body | ({"contents": others} if others else {})
 

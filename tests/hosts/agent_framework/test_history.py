@@ -418,3 +418,17 @@ async def test_what_a_loop_says_as_the_user_is_no_request_of_a_person(
         stored = [one async for one in session.originals() if one.message["role"] == "user"]
     assert [one.is_meta for one in stored] == [False, *[True] * (len(stored) - 1)]
     assert len(stored) == 5
+
+
+@pytest.mark.proves("W12")
+async def test_progress_that_a_person_tells_is_a_request(
+    system: RunningSystem, history: TurnfoldHistoryProvider, session_id: str
+) -> None:
+    text = "Progress so far:\n- the hall is done\n\nNow look into the yard."
+    await history.save_messages("s", [Message("user", [text]), Message("assistant", ["Empty."])])
+
+    async with connect(system.nats_url, environ={}) as bus:
+        session = bus.session(session_id, "s")
+        await session.history(newest=1, after="latest", wait_ms=5_000)
+        stored = [one async for one in session.originals()]
+    assert [one.is_meta for one in stored] == [False, False]
