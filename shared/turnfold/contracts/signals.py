@@ -13,7 +13,7 @@ SIGNAL_BYTES: Final = 4_096
 def read_signal(
     name: str, subject: str, payload: bytes
 ) -> tuple[SessionKey | AgentId | None, dict[str, Any]]:
-    """Return whom a signal of this name is about, and its fields; None if it is no such signal."""
+    """Return whom a signal of this name is about, and its fields; nobody if it is none."""
     try:
         key = key_of_subject(name, subject)
     except BadRequest:

@@ -50,7 +50,7 @@ def read_answer(name: str, data: bytes) -> dict[str, Any] | None:
         is_valid = True
     else:
         fields = FIELDS.get(name, {}).items()
-        is_valid = all(name in answer and isinstance(answer[name], kind) for name, kind in fields)
+        is_valid = all(key in answer and isinstance(answer[key], kind) for key, kind in fields)
     return answer if is_valid else None
 
 
