@@ -98,6 +98,18 @@ def test_the_fast_reader_of_answers_accepts_every_example_and_knows_only_fields_
         assert fields.keys() <= REQUESTS[name].answers[0].model_fields.keys()
 
 
+@pytest.mark.proves("O7")
+@pytest.mark.parametrize("name", FIELDS)
+def test_an_answer_without_one_of_its_fields_is_no_answer(name: str) -> None:
+    """Another subscriber of the bus may reply."""
+    whole = {field: None if kind is object else kind() for field, kind in FIELDS[name].items()}
+
+    assert read_answer(name, json.dumps(whole).encode()) == whole
+    for field in whole:
+        others = {other: whole[other] for other in whole if other != field}
+        assert read_answer(name, json.dumps(others).encode()) is None
+
+
 def test_the_words_of_the_models_are_those_of_the_rules() -> None:
     assert names_in(MessageState) == {*State}
     assert names_in(PolicyMode) == {*Mode}
