@@ -48,6 +48,8 @@ _OF_ONE_CALL = (
 )
 """How contents begin that the ADK writes anew for each call of the model, in the user's name:
 instructions of an agent that has static ones, and memories."""
+_FILES_OF_INSTRUCTION = ("Referenced inline data: ", "Referenced file data: ")
+"""How contents begin with which the ADK begins each call, if the static instruction has files."""
 _OF_ANOTHER_AGENT = "For context: below is a transcript of what another agent did"
 _OF_ANOTHER_AGENT_UNFENCED = "For context:"
 """The first part of what another agent did, of versions that quote it without fences: the next
@@ -156,8 +158,10 @@ class _RequestContents:
     """
 
     def __init__(self, contents: Sequence[types.Content]) -> None:
-        self._contents = [one for one in contents if not _is_of_one_call(one)]
-        self._of_one_call = [one for one in contents if _is_of_one_call(one)]
+        self._beginning = _beginning(contents)
+        others = contents[len(self._beginning) :]
+        self._contents = [one for one in others if not _is_of_one_call(one)]
+        self._of_one_call = [one for one in others if _is_of_one_call(one)]
         self._parts: list[list[types.Part]] = []
         self._chat: list[Chat] = []
         self._calls: dict[str, types.FunctionCall] = {}
@@ -177,8 +181,8 @@ class _RequestContents:
     def window(self, shown: Sequence[Shown]) -> list[types.Content]:
         """Return the contents of a window; responses to one content's calls are one content.
 
-        Contents of this request alone stand where the ADK has them: before the newest user's
-        contents, or behind the results.
+        Contents of this request alone stand where the ADK has them: at the beginning, before the
+        newest user's contents, or behind the results.
         """
         contents: list[types.Content] = []
         were_responses = False
@@ -197,7 +201,7 @@ class _RequestContents:
                 contents.append(types.Content(role=role, parts=parts))
             were_responses = are_responses
         place = len(contents) - min(map(_newest_of_user, (self._contents, contents)))
-        return [*contents[:place], *self._of_one_call, *contents[place:]]
+        return [*self._beginning, *contents[:place], *self._of_one_call, *contents[place:]]
 
     def _add_content(self, content: types.Content, place: int) -> None:
         others: list[types.Part] = []
@@ -284,6 +288,19 @@ class _RequestContents:
             response={"result": content_text(body.get("content"))},
         )
         return types.Part(function_response=response)
+
+
+def _beginning(contents: Sequence[types.Content]) -> list[types.Content]:
+    """Return the files of a static instruction, and the instruction that follows them."""
+    files = list(takewhile(_is_file_of_instruction, contents))
+    others = takewhile(_is_of_one_call, contents[len(files) :]) if files else ()
+    return [*files, *others]
+
+
+def _is_file_of_instruction(content: types.Content) -> bool:
+    begin, *files = content.parts or [types.Part()]
+    is_file = len(files) == 1 and bool(files[0].inline_data or files[0].file_data)
+    return is_file and (begin.text or "").startswith(_FILES_OF_INSTRUCTION)
 
 
 def _is_of_one_call(content: types.Content) -> bool:

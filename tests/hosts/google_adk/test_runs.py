@@ -292,6 +292,25 @@ async def test_instructions_beside_static_ones_are_of_one_call(
     assert len(page.messages) == 8 * 4
 
 
+@pytest.mark.proves("L11")
+async def test_files_of_a_static_instruction_begin_every_call(
+    system: RunningSystem, session_id: str
+) -> None:
+    """The instruction after them was before them in the first call, and elsewhere in later ones."""
+    model = ScriptedModel(script=[part for _ in range(4) for part in (calls("hall"), says("All."))])
+    plan = types.Part(inline_data=types.Blob(data=b"plan", mime_type="image/png"))
+    static = types.Content(role="user", parts=[types.Part(text="Look."), plan])
+    runner = runner_of(model, session_id, system.nats_url, tokens=900, static_instruction=static)
+    await started(runner)
+
+    for number in range(4):
+        await turn(runner, f"What is missing on day {number}?")
+
+    begin = model.calls[0][:2]
+    assert [content.parts[0].text[:13] for content in begin] == ["Referenced in", "The text betw"]
+    assert [call[:2] for call in model.calls] == [begin] * 8
+
+
 @pytest.mark.proves("L1")
 async def test_a_request_behind_memories_of_the_program_is_recorded(
     system: RunningSystem, session_id: str
