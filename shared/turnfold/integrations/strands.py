@@ -131,7 +131,7 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         names = {str(message.get("tracking_id")) for message in event.agent.messages}
         if not self._is_asked:
             # Within a run only programs write for the user: they ask for structured output.
-            self._written |= names - self._seen
+            self._written = (self._written & names) | (names - self._seen)
         self._seen, self._is_asked = names, False
         await self._managed(event.agent, self._small if self._is_reduced else self._windows)
 
