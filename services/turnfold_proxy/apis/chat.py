@@ -225,7 +225,7 @@ class ChatReader:
         is_other = call_id != before.get("id", call_id) if call_id else index is None
         if place is None or (tool.get("name") and is_other):
             place = max(self._calls, default=-1) + 1
-            if index is not None and index not in self._calls:
+            if isinstance(index, int) and index not in self._calls:
                 place = index
             self._newest[index] = place
         return place

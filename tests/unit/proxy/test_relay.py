@@ -95,7 +95,11 @@ def piece(call_id: str | None, name: str | None, arguments: str, **place: Any) -
 
 
 @pytest.mark.proves("G10")
-@pytest.mark.parametrize("place", [{"index": 0}, {"index": None}, {}], ids=["same", "null", "none"])
+@pytest.mark.parametrize(
+    "place",
+    [{"index": 0}, {"index": "0"}, {"index": None}, {}],
+    ids=["same", "text", "null", "none"],
+)
 def test_calls_of_one_answer_are_told_apart_without_an_index_of_their_own(
     place: dict[str, Any],
 ) -> None:
