@@ -40,6 +40,9 @@ SUBJECT_MISMATCH = str(EventFault.SUBJECT_MISMATCH)
 LETTERS_AT_ONCE = 50
 """Dead letters read at once; each may hold as many bytes as are kept of a payload."""
 
+EXAMINED_AT_ONCE = 1_000
+"""Dead letters whose retention is examined at once, without their bytes."""
+
 _Letter = tuple[int, int]
 """The id of a dead letter and its sequence in the stream."""
 
@@ -78,10 +81,23 @@ _WITHOUT_EVENTS = (
     .where(dead_letters.c.session_id.is_not(None), sessions.c.last_event_at_ms.is_(None))
     .group_by(dead_letters.c.agent_id, dead_letters.c.session_id, *OVERRIDES)
 )
-_WITHOUT_SESSION = select(
-    dead_letters.c.dead_letter_id, dead_letters.c.stream_seq, dead_letters.c.at_ms,
-    dead_letters.c.subject,
-).where(dead_letters.c.agent_id.is_(None))  # fmt: skip
+_WITHOUT_SESSION = Prepared(
+    select(
+        dead_letters.c.dead_letter_id,
+        dead_letters.c.stream_seq,
+        dead_letters.c.at_ms,
+        dead_letters.c.subject,
+    )
+    .where(
+        dead_letters.c.agent_id.is_(None),
+        # With both columns, the index has the letters in order.
+        dead_letters.c.session_id.is_(None),
+        dead_letters.c.dead_letter_id > bindparam("after"),
+    )
+    .order_by(dead_letters.c.dead_letter_id)
+    .limit(bindparam("most", type_=Integer)),
+    ("after", "most"),
+)
 _OF_AGENTS = select(agents.c.agent_id, *(agents.c[name] for name in PolicyOverrides._fields))
 _pairs = PreparedPairs.pairs
 _OF_KEYS = PreparedPairs(
@@ -184,20 +200,41 @@ async def _expire_without_session(
     database: Database, installation: Installation, aside: SetAside[int], *, now_ms: int
 ) -> int:
     """Erase expired dead letters that name no session, by the policy of the agent, if any."""
+    erased = after = 0
+    # In pages: whoever may publish may have any number of such events refused.
+    while found := await database.snapshot(partial(_without_session, after=after)):
+        over = await _over(found, installation, aside, now_ms=now_ms)
+        for portion in in_portions(over):
+            await database.write(partial(_delete, letters=portion))
+        erased += len(over)
+        after = found[-1][0]
+    return erased
 
-    def read(connection: Connection) -> Sequence[tuple[int, int, int, PolicyOverrides]]:
-        found = connection.execute(_WITHOUT_SESSION).all()
-        agent_ids = {row.subject: agent_of_event_subject(row.subject) or "" for row in found}
-        wishes = {
-            agent_id: PolicyOverrides(*rest)
-            for portion in in_portions(sorted({*agent_ids.values()}))
-            for agent_id, *rest in connection.execute(
-                _OF_AGENTS.where(agents.c.agent_id.in_(portion))
-            )
-        }
-        return [(*row[:3], wishes.get(agent_ids[row.subject], PolicyOverrides())) for row in found]
 
-    found = await database.snapshot(read)
+def _without_session(
+    connection: Connection, *, after: int
+) -> Sequence[tuple[int, int, int, PolicyOverrides]]:
+    """Return the next dead letters that name no session, each with the wishes of its agent."""
+    found = _WITHOUT_SESSION.rows(connection, after, EXAMINED_AT_ONCE)
+    agent_of = {subject: agent_of_event_subject(subject) or "" for *_, subject in found}
+    wishes = {
+        agent_id: PolicyOverrides(*rest)
+        for portion in in_portions(sorted({*agent_of.values()}))
+        for agent_id, *rest in connection.execute(_OF_AGENTS.where(agents.c.agent_id.in_(portion)))
+    }
+    return [
+        (letter_id, seq, at_ms, wishes.get(agent_of[subject], PolicyOverrides()))
+        for letter_id, seq, at_ms, subject in found
+    ]
+
+
+async def _over(
+    found: Sequence[tuple[int, int, int, PolicyOverrides]],
+    installation: Installation,
+    aside: SetAside[int],
+    *,
+    now_ms: int,
+) -> list[_Letter]:
     by_number = {-number: (seq, at_ms, wishes) for number, seq, at_ms, wishes in found}
     over: list[_Letter] = []
 
@@ -207,9 +244,7 @@ async def _expire_without_session(
             over.append((-number, seq))
 
     await aside.each(by_number, examine)
-    for portion in in_portions(over):
-        await database.write(partial(_delete, letters=portion))
-    return len(over)
+    return over
 
 
 def erase_letters_after(connection: Connection, scope: ErasureScope, after: int) -> int:
