@@ -1,13 +1,17 @@
 """The messages that a lookup of recall matches in the index, beside those that the texts name (F2)."""
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from random import Random
+from time import perf_counter
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
-from tests.store_fixtures import Stores, sql_stores, turn, user
+from tests.store_fixtures import Stores, new_sqlite, sql_stores, turn, user
 from turnfold.cache import LRUCache
+from turnfold.core.recall.ranking import MOST_PLACES
 from turnfold.core.text.search import Lookup, Term
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.store.database.engine import Database
@@ -75,10 +79,7 @@ async def test_lookups_of_few_messages_find_all_of_them_and_others_none_or_the_n
             connection: Connection, until: int = until, expected: list[list[int]] = expected
         ) -> None:
             length = word_matches.LEAST_EXPANDED if is_long else MESSAGES
-            newer = sum(position_of(2 * seq + 1, 0) >= until for seq in range(len(said)))
-            words = WordMatches(
-                connection, 1, until, messages=length, newer=newer, headers=LRUCache(1_000_000)
-            )
+            words = WordMatches(connection, 1, until, messages=length, headers=LRUCache(1_000_000))
             for most in (0, 1, 7, 30, MESSAGES):
                 rare = words.rare(LOOKUPS, most)
                 assert rare == [found if len(found) <= most else None for found in expected]
@@ -87,3 +88,38 @@ async def test_lookups_of_few_messages_find_all_of_them_and_others_none_or_the_n
 
         await database.snapshot(check)
     await database.close()
+
+
+@pytest.mark.proves("F2", "L8")
+@pytest.mark.parametrize("is_prefix", [False, True])
+async def test_a_word_of_nearly_all_messages_is_left_out_as_fast_in_a_long_session_as_in_a_short(
+    tmp_path: Path, is_prefix: bool
+) -> None:
+    url = new_sqlite(tmp_path)
+    database = Database(url, writes=True)
+    fill = text(
+        "WITH RECURSIVE n (at) AS (VALUES (1) UNION ALL SELECT at + 1 FROM n WHERE at < :many) "
+        "INSERT INTO word_index (rowid, terms) SELECT :sid * 1000000000 + at, :word FROM n"
+    )
+    sizes = {1: 3_000, 2: 300_000}
+    for sid, many in sizes.items():
+        row = {"sid": sid, "many": many, "word": f"{sid}xerror"}
+        await database.write(partial(Connection.execute, statement=fill, parameters=row))
+    await database.close()
+    reader = Database(url, writes=False)
+    lookup = (Term("xerror", is_prefix=is_prefix),)
+
+    def seconds(connection: Connection, sid: int) -> float:
+        until = (sid + 1) * 1_000_000_000
+        words = WordMatches(connection, sid, until, messages=300_000, headers=LRUCache(1))
+        began = perf_counter()
+        assert words.rare([lookup], MOST_PLACES) == [None]
+        return perf_counter() - began
+
+    taken = {
+        sid: min([await reader.snapshot(partial(seconds, sid=sid)) for _ in range(5)])
+        for sid in sizes
+    }
+    await reader.close()
+
+    assert taken[2] < 8 * taken[1]

@@ -15,7 +15,7 @@ from turnfold.errors import StartError
 
 # Longer than any transaction of this code: an error `database is locked` would only be retried.
 BUSY_SECONDS = 30
-VOCABULARY, WORD_COUNTS = "word_vocabulary", "word_counts"
+VOCABULARY = "word_vocabulary"
 """The terms of SQLite's word index, in order: a temporary table of each connection that reads."""
 FILE_MODE = 0o600
 COMPANIONS = ("-wal", "-shm", "-journal", ".writer.lock")
@@ -110,12 +110,11 @@ def prepare_sqlite(engine: Engine, *, writes: bool) -> None:
         cursor = connection.cursor()
         try:
             if not writes:
-                # Before `query_only`, with which SQLite refuses to create these tables as well.
-                for name, kind in ((VOCABULARY, "instance"), (WORD_COUNTS, "row")):
-                    cursor.execute(
-                        f"CREATE VIRTUAL TABLE temp.{name} "
-                        f"USING fts5vocab(main, word_index, '{kind}')"
-                    )
+                # Before `query_only`, with which SQLite refuses to create this table as well.
+                cursor.execute(
+                    f"CREATE VIRTUAL TABLE temp.{VOCABULARY} "
+                    "USING fts5vocab(main, word_index, 'instance')"
+                )
             for setting in [f"busy_timeout={BUSY_SECONDS * 1000}", "foreign_keys=ON", *settings]:
                 cursor.execute(f"PRAGMA {setting}")
         except sqlite3.DatabaseError as error:

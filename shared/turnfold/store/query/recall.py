@@ -184,9 +184,7 @@ class SqlRecallStore:
         indexed_to = until if unindexed_from is None else min(unindexed_from, until)
         indexed = bisect_left(order.positions, indexed_to)
         _add_words(connection, sid, order, indexed, end, MOST_NEW_INLINE if is_inline else total)
-        words = WordMatches(
-            connection, sid, until, messages=total, newer=total - end, headers=self._headers
-        )
+        words = WordMatches(connection, sid, until, messages=total, headers=self._headers)
         of_session = SessionLookups(words, order, indexed, end)
 
         def marked_lines(most: int) -> Mapping[int, Sequence[MarkedLine]]:

@@ -31,7 +31,7 @@ from turnfold.core.recall.mask_ranking import (
 from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches
 from turnfold.core.text.search import Lookup, Term
 from turnfold.store.database.schema import word_index
-from turnfold.store.database.sqlite_files import VOCABULARY, WORD_COUNTS
+from turnfold.store.database.sqlite_files import VOCABULARY
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import (
     Headers,
@@ -68,24 +68,23 @@ _BEYOND = Prepared(
     _falling.limit(literal_column("1")).offset(_most), ("asked", "after", "until", "most")
 )
 """A row only if there are more than so many: FTS5 counts in a third of the time of reading them."""
-_vocabulary = table(VOCABULARY, column("term", Text), schema="temp")
+_vocabulary = table(VOCABULARY, column("term", Text), column("doc", BigInteger), schema="temp")
 _TERM_FROM = Prepared(
     select(_vocabulary.c.term)
     .where(_vocabulary.c.term >= bindparam("first", type_=Text))
     .limit(literal_column("1")),
     ("first",),
 )
-_counts = table(WORD_COUNTS, column("term", Text), column("doc", Integer), schema="temp")
-_COUNTED = Prepared(
-    select(_counts.c.term, _counts.c.doc)
+_HELD = Prepared(
+    select(_vocabulary.c.doc)
     .where(
-        _counts.c.term >= bindparam("first", type_=Text),
-        _counts.c.term <= bindparam("last", type_=Text),
+        _vocabulary.c.term >= bindparam("first", type_=Text),
+        _vocabulary.c.term <= bindparam("last", type_=Text),
     )
-    .limit(literal_column(str(MOST_FORMS + 1))),
-    ("first", "last"),
+    .limit(_most),
+    ("first", "last", "most"),
 )
-"""Words with the numbers of their messages, faster than a statement for each of them."""
+"""The messages of each word from one to another. A limit keeps frequent words from being read."""
 _LAST_CHARACTER = "\U0010ffff"
 
 MOST_KNOWN = 1_000
@@ -94,7 +93,7 @@ _UNKNOWN = KnownMask(0, 0)
 
 
 class WordMatches:
-    """The word index of a session with so many `messages`, but `newer` ones from `until` on."""
+    """The word index of a session with so many `messages`, of those before the position `until`."""
 
     def __init__(
         self,
@@ -103,11 +102,10 @@ class WordMatches:
         until: int,
         *,
         messages: int,
-        newer: int,
         headers: Headers,
     ) -> None:
         self._connection, self._sid, self.until = connection, sid, until
-        self._messages, self._newer = messages, newer
+        self._messages = messages
         self._headers = headers
         self._dialect = connection.dialect.name
 
@@ -165,29 +163,23 @@ class WordMatches:
 
     def _rare_of_long(self, lookup: Lookup, most: int, after: int) -> list[int] | None:
         """Read the positions of a lookup, in a long session on SQLite."""
-        terms: list[Term] = []
-        places = 0
+        found: set[int] = set()
+        is_whole = True
         for term in lookup:
-            words = self._counted(term)
-            if words and after < 0 and max(words.values()) > most + self._newer:
+            first = of_session(self._sid, term.text)
+            last = first + _LAST_CHARACTER if term.is_prefix else first
+            held = _HELD.rows(self._connection, first, last, most + 1)
+            found.update([position for (position,) in held if after < position < self.until])
+            if len(found) > most:
                 return None
-            # Of too many words, FTS5 counts the messages.
-            has_all = len(words) <= MOST_FORMS
-            terms += map(Term, words) if has_all else [term]
-            places += sum(words.values()) if has_all else most + 1
-        asked = self._fts5(tuple(terms))
-        # A message may hold several of the words, or be newer than what is searched.
-        if places > most and _BEYOND.rows(self._connection, asked, after, self.until, most):
+            is_whole &= len(held) <= most
+        if is_whole:
+            return sorted(found, reverse=True)
+        # A message holds several words that begin so, or is newer than what is searched.
+        asked = self._by_words(lookup)
+        if _BEYOND.rows(self._connection, asked, after, self.until, most):
             return None
         return self._rows(asked, most, after)
-
-    def _counted(self, term: Term) -> dict[str, int]:
-        """Return the words of a term, each with the number of messages that hold it."""
-        session = len(of_session(self._sid, ""))
-        first = of_session(self._sid, term.text)
-        last = first + _LAST_CHARACTER if term.is_prefix else first
-        rows = _COUNTED.rows(self._connection, first, last)
-        return {word[session:]: number for word, number in rows}
 
     def _rows(self, asked: str, number: int, after: int = BEFORE_ALL) -> list[int]:
         if not asked:
