@@ -53,7 +53,8 @@ def job_from_json(value: Mapping[str, Any]) -> SummaryJob:
     if previous is not None:
         previous = PreviousSummary(**previous | {"ledger": tuple(previous["ledger"])})
     sequences = {name: tuple(value[name]) for name in ("following", "redactions")}
-    return SummaryJob(**{**value, "sources": sources, "previous": previous, **sequences})
+    read: dict[str, Any] = {**value, "sources": sources, "previous": previous, **sequences}
+    return SummaryJob(**read)
 
 
 def draft_as_json(draft: Draft) -> dict[str, Any]:

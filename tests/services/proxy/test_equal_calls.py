@@ -1,6 +1,7 @@
 """Of equal calls at once, the caller takes one answer and leaves the others."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -69,7 +70,7 @@ async def test_the_answer_that_the_caller_takes_is_recorded_whichever_call_it_le
 
 
 async def _holds(
-    scene: ProxyScene, session_id: str, expected: list[tuple[str, object]]
+    scene: ProxyScene, session_id: str, expected: Sequence[tuple[str, object]]
 ) -> bool | None:
     return await scene.texts(session_id) == expected or None
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from turnfold.contracts.json_values import json_object
 from turnfold.core.text.calls import read_call
 from turnfold.core.text.estimates import estimate, token_upper_bound
 from turnfold.core.text.token_offsets import Count, TokenOffsets, is_long
@@ -294,7 +293,12 @@ def path_in(arguments: str) -> str | None:
     """Return the file that JSON arguments name, if any, of at most 300 characters."""
     if NAMES_A_PATH.search(arguments) is None:
         return None
-    arguments_json = json_object(arguments) or {}
+    try:
+        arguments_json = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(arguments_json, dict):
+        return None
     paths = (arguments_json.get(key) for key in PATH_KEYS)
     return next(
         (path for path in paths if isinstance(path, str) and 0 < len(path) <= PATH_CHARACTERS), None

@@ -76,7 +76,7 @@ def entry_of(
     published = [originals[message_id] for message_id in stored if message_id in originals]
     without = _omissions(text, parts, published)
     # The strongest form of the merged messages shows that something is missing.
-    form: EntryForm = next((form for form in _SHORTENED if form in found), "mended")
+    form = next((form for form in _SHORTENED if form in found), _MENDED.form)
     return ShownForm(form, without)
 
 
