@@ -76,8 +76,10 @@ def entry_of(
     published = [originals[message_id] for message_id in stored if message_id in originals]
     without = _omissions(text, parts, published)
     # The strongest form of the merged messages shows that something is missing.
-    form = next((form for form in _SHORTENED if form in found), _MENDED.form)
-    return ShownForm(form, without)
+    for form in _SHORTENED:
+        if form in found:
+            return ShownForm(form, without)
+    return ShownForm("mended", without)
 
 
 def _omissions(text: str, parts: Sequence[ShownForm], published: Iterable[str]) -> tuple[str, ...]:
