@@ -36,7 +36,7 @@ demo: setup ## replay recorded conversations through bus, worker and query, and 
 	@$(BIN)/turnfold demo $(FILES)
 
 # Byte code is kept even where Python is told not to: each tester spent ten seconds on rewriting the assertions of all files and plugins.
-test: setup ## run all tests but those of images and hosts, and the benchmarks, on all cores (TESTS=tests/unit for a part, TESTERS=1 for one at a time)
+test: setup ## run all tests but those of images, crowds of workers and hosts, and the benchmarks, on all cores (TESTS=tests/unit for a part, TESTERS=1 for one at a time)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 prove: setup ## cut a million windows and check each against the laws (CUTS=100000 PROCESSES=2; PROVE_DATA names conversations)

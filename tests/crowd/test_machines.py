@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.worker_crowd import KEYS, crowd, elsewhere
+from tests.crowd.worker_crowd import KEYS, crowd, elsewhere
 from tests.model_server import ModelServer, running_model_server
 from tests.postgres import Postgres, running_postgres
 from tests.running_system import Parts, eventually, wait_until

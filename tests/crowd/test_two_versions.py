@@ -8,7 +8,7 @@ from signal import SIGKILL
 
 import pytest
 
-from tests.chaos.worker_crowd import Crowd, crowd
+from tests.crowd.worker_crowd import Crowd, crowd
 from tests.postgres import Postgres
 from tests.previous_release import PREVIOUS, NoHistory, code_of
 from tests.running_system import eventually
