@@ -174,7 +174,8 @@ async def test_a_worker_ends_at_an_event_under_the_number_of_a_stored_one(
         async with parts.running("worker"):
             await store_beyond_backup(parts, tmp_path)
         put_back(parts, tmp_path)
-        await publish(parts, "fourth", "fifth", "sixth", key=session)
+        # Only up to the former end: a batch beside the one that is refused may store what follows.
+        await publish(parts, "fourth", "fifth", key=session)
 
         async with parts.running("worker", is_awaited=False) as worker:
             await wait_until(lambda: not worker.is_alive, seconds=60, told=parts.words)
