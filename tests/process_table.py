@@ -47,7 +47,7 @@ def arguments_of(pid: int) -> list[bytes]:
 
 
 def _name_of(arguments: Sequence[bytes]) -> str | None:
-    """What a ready line calls the process with this command line."""
+    """The name of the process with this command line in a ready line."""
     if arguments and arguments[0].endswith(b"nats-server"):
         return "nats"
     if b"turnfold.models" in arguments:

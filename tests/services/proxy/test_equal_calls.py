@@ -30,7 +30,7 @@ def gated(text: str) -> ProviderReply:
 async def test_the_answer_that_the_caller_takes_is_recorded_whichever_call_it_leaves(
     scene: ProxyScene, taken: int, first: str
 ) -> None:
-    """Its conversation may end there. What came of the other answer does not replace it."""
+    """Its conversation may end there. A part of the other answer does not replace it."""
     replies = [gated("It left"), gated("It reached")]
     session_id = f"twice {taken} {first}"
     request = {"model": "gpt-4.1", "messages": [ASKED], "stream": True}

@@ -56,21 +56,25 @@ _pairs = PreparedPairs.pairs
 _KINDS = (tool_calls.c.sid.type, tool_calls.c.call_id.type)
 _IS_TOUCHED = (tool_calls.c.sid == _pairs.c.a, tool_calls.c.call_id == _pairs.c.b)
 _CALLS = PreparedPairs(select(tool_calls).where(*_IS_TOUCHED), _KINDS)
-_newer = tool_calls.alias("newer")
-_recent_from = (
-    select(_newer.c.position)
-    .where(_newer.c.sid == _pairs.c.a, _newer.c.call_id == _pairs.c.b)
-    .order_by(_newer.c.position.desc())
-    .limit(literal_column("1"))
-    .offset(literal_column(str(RECENT)))
-    .correlate(_pairs)
-    .scalar_subquery()
-)
+
+
+def _is_recent(table: Table, call_id: str) -> ColumnElement[bool]:
+    """Select the newest rows of each pair, one more than `RECENT`."""
+    newer = table.alias("newer")
+    first = (
+        select(newer.c.position)
+        .where(newer.c.sid == _pairs.c.a, newer.c[call_id] == _pairs.c.b)
+        .order_by(newer.c.position.desc())
+        .limit(literal_column("1"))
+        .offset(literal_column(str(RECENT)))
+        .correlate(_pairs)
+        .scalar_subquery()
+    )
+    return table.c.position >= func.coalesce(first, literal_column("0"))
+
+
 _RECENT_CALLS = PreparedPairs(
-    select(tool_calls).where(
-        *_IS_TOUCHED, tool_calls.c.position >= func.coalesce(_recent_from, literal_column("0"))
-    ),
-    _KINDS,
+    select(tool_calls).where(*_IS_TOUCHED, _is_recent(tool_calls, "call_id")), _KINDS
 )
 _CALLS_AND_RETRACTIONS = PreparedPairs(
     select(tool_calls, first_named_seq)
@@ -99,21 +103,8 @@ def _results(table: Table) -> Select[*tuple[Any, ...]]:
 
 
 _RESULTS = PreparedPairs(_results(messages), _KINDS)
-_newer_result = messages.alias("newer")
-_recent_results_from = (
-    select(_newer_result.c.position)
-    .where(_newer_result.c.sid == _pairs.c.a, _newer_result.c.tool_call_id == _pairs.c.b)
-    .order_by(_newer_result.c.position.desc())
-    .limit(literal_column("1"))
-    .offset(literal_column(str(RECENT)))
-    .correlate(_pairs)
-    .scalar_subquery()
-)
 _RECENT_RESULTS = PreparedPairs(
-    _results(messages).where(
-        messages.c.position >= func.coalesce(_recent_results_from, literal_column("0"))
-    ),
-    _KINDS,
+    _results(messages).where(_is_recent(messages, "tool_call_id")), _KINDS
 )
 _RETRACTED = PreparedPairs(
     _results(retracted_messages).add_columns(first_named_seq, retracted_messages.c.retracted_seq),
