@@ -2,21 +2,17 @@
 
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from tests.nats_server import NatsServer
 from tests.running_system import Parts, rows, wait_until
 from tests.worker_scenario import SMALL, Day, day, turn
 from turnfold.bus import repeated
 from turnfold.bus.pull import PullConsumer
 from turnfold.bus.repeated import OFTEN, RepeatedMessages, is_repeated
-from turnfold.bus.streams import EVENTS, INGEST
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.nats_client.connection import NatsClient
 
@@ -68,15 +64,6 @@ async def test_an_event_that_fails_each_transaction_keeps_no_missing_one_from_be
                 database.execute("DROP TRIGGER refuse")
 
             await wait_until(lambda: second.stored() == 41, told=again.words)
-
-
-@pytest.fixture
-async def bus(server: NatsServer) -> AsyncIterator[Client]:
-    connection = await nats.connect(server.url)
-    await connection.jetstream().add_stream(EVENTS)
-    await connection.jetstream().add_consumer(EVENTS_STREAM, INGEST)
-    yield connection
-    await connection.close()
 
 
 async def live(url: str, fatal: frozenset[bytes], stored: set[bytes], *, until: int) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-import nats
 import pytest
 import structlog
 from nats.aio.client import Client
@@ -12,7 +11,6 @@ from nats.aio.msg import Msg
 from tests.nats_server import NatsServer, subscriptions_known
 from tests.running_system import wait_until
 from turnfold.bus.pull import PullConsumer
-from turnfold.bus.streams import EVENTS, INGEST
 from turnfold.contracts.subjects import (
     EVENTS_CONSUMER,
     EVENTS_STREAM,
@@ -39,15 +37,6 @@ FORGED: tuple[tuple[bytes, dict[str, str] | None], ...] = (
     (b"", {"Status": "503"}),
     (b"", {"Status": "777"}),
 )
-
-
-@pytest.fixture
-async def bus(server: NatsServer) -> AsyncIterator[Client]:
-    connection = await nats.connect(server.url)
-    await connection.jetstream().add_stream(EVENTS)
-    await connection.jetstream().add_consumer(EVENTS_STREAM, INGEST)
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture
