@@ -305,7 +305,7 @@ def _is_file_of_instruction(content: types.Content) -> bool:
 
 def _is_of_one_call(content: types.Content) -> bool:
     """Return whether the ADK wrote a content for one call of the model, in the user's name."""
-    # What a program puts before a request, as a part of it, belongs to the request.
+    # A part that a program puts before a request belongs to the request.
     begin = content.parts[0].text if content.parts and len(content.parts) == 1 else None
     return content.role == "user" and (begin or "").startswith(_OF_ONE_CALL)
 

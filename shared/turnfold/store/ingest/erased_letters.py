@@ -201,7 +201,7 @@ async def _expire_without_session(
 ) -> int:
     """Erase expired dead letters that name no session, by the policy of the agent, if any."""
     erased = after = 0
-    # In pages: whoever may publish may have any number of such events refused.
+    # In pages: a publisher may have any number of such events refused.
     while found := await database.snapshot(partial(_without_session, after=after)):
         over = await _over(found, installation, aside, now_ms=now_ms)
         for portion in in_portions(over):
