@@ -18,7 +18,7 @@ from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.rendering.entries import ShownForm, planned_forms
 from turnfold.core.window.window import WindowPlan
 from turnfold.messages import MessageId, State
-from turnfold.operations.query.entries import shown_entries
+from turnfold.operations.query.window_json import shown_entries
 from turnfold.ports.query import (
     OriginalMessage,
 )

@@ -21,11 +21,10 @@ from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.rendering.shaped import render_shaped
 from turnfold.messages import SessionKey, Shape
 from turnfold.operations.query.as_of import parse_as_of
-from turnfold.operations.query.entries import Originals
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
 from turnfold.operations.query.planning import PlannedWindow, Stale, WindowReading, with_hint
 from turnfold.operations.query.replies import prepared_summary
-from turnfold.operations.query.window_json import window_json
+from turnfold.operations.query.window_json import Originals, window_json
 from turnfold.operations.query.window_recall import with_recall
 from turnfold.ports.query import WindowStore
 

@@ -4,18 +4,21 @@ It is written field by field, because a JSON encoder that runs only now and then
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from json.encoder import encode_basestring_ascii as _quoted
 
 from turnfold.core.window.rendering.anthropic import to_anthropic
+from turnfold.core.window.rendering.entries import ShownForm, entry_of, planned_forms
 from turnfold.core.window.rendering.render import Rendered
-from turnfold.core.window.window import WindowAccount, billed
-from turnfold.messages import Ids
-from turnfold.operations.query.entries import Originals, entry_json, shown_entries
+from turnfold.core.window.window import WindowAccount, WindowPlan, billed
+from turnfold.messages import Ids, MessageId
 from turnfold.operations.query.planning import PlannedWindow
 from turnfold.operations.query.replies import rfc3339, shown_summary_json
-from turnfold.ports.query import PendingEviction
+from turnfold.ports.query import OriginalMessage, PendingEviction
+
+Originals = Mapping[MessageId, OriginalMessage]
+"""The stored messages of a window by id."""
 
 _COUNTS = tuple([count.name for count in fields(WindowAccount)])
 
@@ -36,7 +39,7 @@ def window_json(planned: PlannedWindow, rendered: Rendered, originals: Originals
         shown = shown_entries(plan, messages, message_ids, originals)
         if request.entries:
             pairs = zip(message_ids, shown, strict=True)
-            written = [entry_json(ids, entry, originals) for ids, entry in pairs]
+            written = [_entry_json(ids, entry, originals) for ids, entry in pairs]
             entries = f'"entries": [{", ".join(written)}], '
         if request.bodies == "changed":
             messages = [
@@ -68,6 +71,37 @@ def window_json(planned: PlannedWindow, rendered: Rendered, originals: Originals
     return b"".join(
         (head.encode(), b", ".join([message.encode() for message in messages]), tail.encode())
     )
+
+
+def shown_entries(
+    plan: WindowPlan, messages: Sequence[str], message_ids: Sequence[Ids], originals: Originals
+) -> list[ShownForm]:
+    """Return one entry per message of an answer, in the format that it has."""
+    forms = planned_forms(plan)
+    # A chat message cannot have other JSON as its content: no window shows it as published.
+    published = {
+        message_id: original.element or original.body
+        for message_id, original in originals.items()
+        if original.original_content is None
+    }
+    return [
+        entry_of(text, ids, forms, published)
+        for text, ids in zip(messages, message_ids, strict=True)
+    ]
+
+
+def _entry_json(ids: Ids, entry: ShownForm, originals: Originals) -> str:
+    """Write an entry, with what was carried for its message."""
+    fields = json.dumps({"id": ids, "form": entry.form, "without": entry.without})
+    carried = [
+        None if message_id is None or message_id not in originals else originals[message_id].carry
+        for message_id in (ids if isinstance(ids, tuple) else (ids,))
+    ]
+    if not any(carried):
+        return fields
+    texts = [text or "null" for text in carried]
+    carry = f"[{', '.join(texts)}]" if isinstance(ids, tuple) else texts[0]
+    return f'{fields[:-1]}, "carry": {carry}}}'
 
 
 def _pending_json(pending: Sequence[PendingEviction]) -> str:
