@@ -21,7 +21,7 @@ from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.rendering.shaped import render_shaped
 from turnfold.messages import SessionKey, Shape
 from turnfold.operations.query.as_of import parse_as_of
-from turnfold.operations.query.environment import ContextReply, QueryEnvironment
+from turnfold.operations.query.environment import MESSAGE_BYTES, ContextReply, QueryEnvironment
 from turnfold.operations.query.planning import PlannedWindow, Stale, WindowReading, with_hint
 from turnfold.operations.query.replies import prepared_summary
 from turnfold.operations.query.window_json import Originals, window_json
@@ -158,8 +158,10 @@ def _reply(
         return reply
     # Not with a partial recall: it improves when the index catches up, which changes no etag.
     if planned.recall is None or not planned.recall.is_partial:
-        environment.keep_reply(session.sid, reply)
+        # Without its seconds: a window from the cache is not built.
+        environment.replies.put((session.sid, reply.etag), replace(reply, seconds=None), len(body))
     # An emergency window is always built from the start.
     if not planned.asked.is_emergency:
-        environment.keep_builder(session.sid, planned.asked, planned.builder, len(body))
+        size = len(body) + MESSAGE_BYTES * len(planned.builder.taken)
+        environment.builders.put((session.sid, planned.asked), planned.builder, size)
     return with_hint(reply, session, planned.policy)

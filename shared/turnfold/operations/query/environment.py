@@ -1,7 +1,7 @@
 """The settings of windows, and the caches of a query server."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from turnfold.cache import LRUCache
@@ -14,7 +14,7 @@ from turnfold.ports.ingest import PolicyResolver
 
 BUILDERS_BYTES = 16_000_000
 MESSAGE_BYTES = 400
-"""About how many bytes of a cached builder one message takes."""
+"""About how many bytes of a cached builder one message takes, beside the texts of its reply."""
 
 REPLIES_BYTES = 16_000_000
 """The most bytes of cached replies."""
@@ -62,22 +62,3 @@ class QueryEnvironment:
         """The caches of sessions, by their numbers."""
         decisions = () if self.recall is None else (self.recall.decisions,)
         return (self.builders, self.replies, *decisions)
-
-    def cached_reply(self, sid: int, etag: str) -> ContextReply | None:
-        """Return the reply to the same request in the same state, if it is cached."""
-        reply = self.replies.get((sid, etag))
-        return None if reply is None else replace(reply, seconds=None)
-
-    def keep_reply(self, sid: int, reply: ContextReply) -> None:
-        """Cache a reply for the next request."""
-        self.replies.put((sid, reply.etag), reply, len(reply.body))
-
-    def keep_builder(
-        self, sid: int, asked: WindowRequest, builder: WindowBuilder, reply_bytes: int
-    ) -> None:
-        """Cache a builder, so that the next request continues its window.
-
-        It holds the texts of its reply, so its size is at least that of the reply.
-        """
-        weight = reply_bytes + MESSAGE_BYTES * len(builder.taken)
-        self.builders.put((sid, asked), builder, weight)

@@ -190,7 +190,7 @@ class WindowReading:
         if session is None:
             return None if self.request.etag != etag else _not_modified(etag)
         # Also for a known etag: its budget may be due as a hint by now.
-        reply = self.environment.cached_reply(session.sid, etag)
+        reply = self.environment.replies.get((session.sid, etag))
         if self.request.etag == etag:
             reply = _not_modified(etag, None if reply is None else reply.budget)
         return None if reply is None else with_hint(reply, session, policy)
