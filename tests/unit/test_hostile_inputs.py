@@ -27,8 +27,7 @@ from turnfold.core.window.rendering.render import Rendered
 from turnfold.errors import BadRequest, StartError
 from turnfold.messages import MessageId, Priority
 from turnfold.models.wire import decode
-from turnfold.operations.ingest.decode import Delivery, decode_batch
-from turnfold.operations.ingest.weigh import result_priorities
+from turnfold.operations.ingest.decode import Delivery, decode_batch, result_priorities
 from turnfold.settings import read_settings
 from turnfold.transcripts import UnreadableTranscript, read_conversations
 from turnfold.transcripts.formats import Format
