@@ -38,7 +38,7 @@ ANY_NUMBER = 1 << 62
 
 @dataclass(slots=True)
 class SessionRow:
-    """A locked session; `write_back` stores what is changed here."""
+    """A locked session; `SessionJournal.write` stores what is changed here."""
 
     sid: int
     key: SessionKey
@@ -149,7 +149,7 @@ class SessionRow:
 
 _names = [of_row.name for of_row in fields(SessionRow)]
 COUNTERS = tuple(_names[_names.index("model") : _names.index("summary_tokens")])
-"""The columns that `write_back` stores, in the order of their fields."""
+"""The columns that may change, in the order of their fields."""
 OVERRIDES = [table.c[name] for table in (sessions, agents) for name in PolicyOverrides._fields]
 """The columns of the overrides of a session, and then of its agent."""
 _LOCKED = (
@@ -282,11 +282,6 @@ def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow
     return session
 
 
-def write_back(connection: Connection, rows: Sequence[SessionRow]) -> None:
-    """Store the changes of these rows."""
-    _WRITE_BACK.run(connection, [_stored_values(row) for row in rows])
-
-
 @dataclass(slots=True)
 class AgentChain:
     """The audit chain of an agent, which has no session: its key, and its end so far."""
@@ -359,7 +354,7 @@ class SessionJournal:
         """Store the rows and notices, and the changes of these sessions."""
         _SEALED.run(connection, self.audit_rows)
         _TOLD.run(connection, self.notices)
-        write_back(connection, sessions)
+        _WRITE_BACK.run(connection, [_stored_values(session) for session in sessions])
 
 
 class SessionChange(NamedTuple):

@@ -20,7 +20,7 @@ from turnfold.store.database.engine import insert_for
 from turnfold.store.database.instance_lock import confirm_stream, lock_storing
 from turnfold.store.database.message_rows import storable_key
 from turnfold.store.database.schema import dead_letters, sessions
-from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
+from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key
 from turnfold.store.database.transactions import savepoint
 from turnfold.store.ingest.batch.counters import count_events, note_unindexed
 from turnfold.store.ingest.batch.event_inserts import EventRows
@@ -104,7 +104,6 @@ class BatchWriter:
             }
             self._insert([with_marks(arrival, policies[arrival.key]) for arrival in arrivals])
             evictions = self._update_sessions()
-        self._journal.write(self._connection, ())
         self._write_dead_letters()
         record_duplicates(self._connection, self._copies)
         # Last, because every batch locks the same few rows of ranges.
@@ -184,7 +183,7 @@ class BatchWriter:
             changes,
         )
         # After the eviction, which changes the counters as well: each session is written once.
-        write_back(self._connection, changed)
+        self._journal.write(self._connection, changed)
         self._remove_empty()
         return evictions
 
