@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -23,6 +23,8 @@ CLOSE_SECONDS = 2
 PING_SECONDS = 1.0
 
 Result = TypeVar("Result")
+_Within = Callable[[Connection], AbstractContextManager[object]]
+"""What surrounds a transaction."""
 
 
 @contextmanager
@@ -68,10 +70,12 @@ class ThreadTransactions:
         `is_repeatable` work does not wait for the disk.
         """
         if on_end is None:
-            transact = self._transact_unsynced if is_repeatable else self._transact
-            return await asyncio.get_running_loop().run_in_executor(self._threads, transact, work)
+            within: _Within = _unsynced if is_repeatable else nullcontext
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._transact, work, within
+            )
         interrupting = _Interrupting()
-        running = self._threads.submit(self._transact_while_wanted, work, interrupting)
+        running = self._threads.submit(self._transact, work, interrupting.of)
         try:
             result = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
@@ -89,28 +93,11 @@ class ThreadTransactions:
         on_end()
         return result
 
-    def _transact(self, work: Callable[[Connection], Result]) -> Result:
-        with TranslatedErrors(), self._connection() as connection, connection.begin():
-            return work(connection)
-
-    def _transact_unsynced(self, work: Callable[[Connection], Result]) -> Result:
-        with TranslatedErrors(), self._connection() as connection:
-            driver: Any = connection.connection.driver_connection
-            # Before the transaction: SQLite refuses to change it within one.
-            driver.execute("PRAGMA synchronous=NORMAL")
-            try:
-                with connection.begin():
-                    return work(connection)
-            finally:
-                driver.execute("PRAGMA synchronous=FULL")
-
-    def _transact_while_wanted(
-        self, work: Callable[[Connection], Result], interrupting: "_Interrupting"
-    ) -> Result:
+    def _transact(self, work: Callable[[Connection], Result], within: _Within) -> Result:
         with (
             TranslatedErrors(),
             self._connection() as connection,
-            interrupting.of(connection),
+            within(connection),
             connection.begin(),
         ):
             return work(connection)
@@ -146,6 +133,18 @@ class ThreadTransactions:
         for connection in self._opened:
             connection.close()
         self._engine.dispose()
+
+
+@contextmanager
+def _unsynced(connection: Connection) -> Generator[None]:
+    """Let a commit within the body not wait for the disk."""
+    driver: Any = connection.connection.driver_connection
+    # Before the transaction: SQLite refuses to change it within one.
+    driver.execute("PRAGMA synchronous=NORMAL")
+    try:
+        yield
+    finally:
+        driver.execute("PRAGMA synchronous=FULL")
 
 
 def _call_in_loop(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object], _: object) -> None:
