@@ -350,9 +350,14 @@ class QueryServer:
         agent_id = key.agent_id if isinstance(key, SessionKey) else key
         await self._limiter.turn(agent_id)
         with self._limiter.admitted(agent_id) as place:
-            body = await self._dispatcher.answer(
-                name, key, read_asked(REQUEST_MODELS[name], key, message.data), place
+            model = REQUEST_MODELS[name]
+            # If its subject also writes, its body may name only the ids of the subject.
+            request = (
+                read_command(model, key, message.data)
+                if issubclass(model, Command)
+                else read_request(model, message.data)
             )
+            body = await self._dispatcher.answer(name, key, request, place)
         # The connection of the request, which nats-py does not publish.
         connection = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         # The caller would wait in vain for more.
@@ -361,13 +366,6 @@ class QueryServer:
                 f"the answer has {len(body)} bytes, more than the bus carries; ask for less"
             )
         return body
-
-
-def read_asked(shape: type[Request], key: SessionKey | AgentId, data: bytes) -> Request:
-    """Read a request. If its subject also writes, its body may name only the ids of the subject."""
-    return (
-        read_command(shape, key, data) if issubclass(shape, Command) else read_request(shape, data)
-    )
 
 
 _key_of = lru_cache(maxsize=1_024)(key_of_subject)
