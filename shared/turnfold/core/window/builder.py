@@ -172,7 +172,7 @@ class WindowBuilder:
         is_request = self._is_request(message)
         block = BlockView(message, self.open_round)
         if self._shows_items:
-            block.extra_size = extra_items(message, self.prefix.shape)
+            block.extra_size = extra_items(message)
         # First, because it gives the block its own round, to which the block is then added.
         if is_request:
             self._open_round(block)

@@ -43,14 +43,12 @@ class WindowPrefix:
         return int(self.summary is not None and is_own)
 
 
-def extra_items(message: Message, shape: Shape) -> int:
-    """Return the number of additional messages that a message needs in a window of this shape.
+def extra_items(message: Message) -> int:
+    """Return how many items of the Responses API a message takes in addition to one.
 
     A chat message is an item for its text, and one for each call. Items that are joined to another
     are counted by themselves.
     """
-    if shape is not Shape.RESPONSES or not message.calls:
-        return 0
-    if message.element.shape is Shape.RESPONSES:
+    if not message.calls or message.element.shape is Shape.RESPONSES:
         return 0
     return len(message.calls) - (not message.content_tokens)
