@@ -129,13 +129,6 @@ class EventCounts(NamedTuple):
     rounds: int
 
 
-class EvictedPosition(NamedTuple):
-    """A message of an event that is being moved, and the compaction that evicted it."""
-
-    position: int
-    compaction_id: int
-
-
 def is_equal_content(connection: Connection, span: EventSpan, arrival: DecodedEvent) -> bool:
     """Return whether an event says the same as the stored one, in other JSON."""
     # An event without messages stores no content that could be compared.
@@ -241,12 +234,12 @@ def counts_of_event(connection: Connection, span: EventSpan) -> EventCounts:
     return EventCounts(total, live, rounds)
 
 
-def evicted_positions(connection: Connection, span: EventSpan) -> Sequence[EvictedPosition]:
-    """Return the messages of an event that left the window."""
+def evicted_positions(connection: Connection, span: EventSpan) -> Sequence[Any]:
+    """Return where the messages of an event that left the window stand, and by which eviction."""
     rows = select(messages.c.position, messages.c.compaction_id).where(
         span.rows_of(messages), messages.c.compaction_id.is_not(None)
     )
-    return [EvictedPosition(*row) for row in connection.execute(rows)]
+    return connection.execute(rows).all()
 
 
 def delete_event(connection: Connection, span: EventSpan, arrival: DecodedEvent) -> None:
@@ -278,7 +271,7 @@ def _move_reports(connection: Connection, span: EventSpan, arrival: DecodedEvent
 
 
 def evict_again(
-    connection: Connection, span: EventSpan, evicted: Sequence[EvictedPosition], first: int
+    connection: Connection, span: EventSpan, evicted: Sequence[Any], first: int
 ) -> None:
     """Mark moved messages as evicted again; `first` is the new first position of their event."""
     # Positions of one event keep their distances, whatever its sequence is.
