@@ -1,4 +1,4 @@
-"""Routes that look at an installation or a whole session: totals, jobs, erasures, timelines."""
+"""Routes that look at an installation or a whole session: totals, costs, jobs, erasures, timelines."""
 
 from typing import Annotated
 
@@ -12,14 +12,20 @@ from turnfold.contracts.answers.inspection import (
     StatsAnswer,
     TimelineAnswer,
 )
+from turnfold.contracts.answers.installation import (
+    AgentListAnswer,
+    CampaignListAnswer,
+    CostAnswer,
+)
+from turnfold.contracts.event_models import Id
 from turnfold.errors import UnknownSession
 from turnfold.messages import MOST_INT32
-from turnfold.operations.query import inspection
+from turnfold.operations.query import inspection, installation
 from turnfold.ports.inspection import CompactionFilter
+from turnfold.process.clock import now_ms
 from turnfold_query.auth import request_grant
 from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.inspector import AgentQuery, Inspector, Limit, agents_among
-from turnfold_query.http.installation import add_installation
 from turnfold_query.http.responses import SESSION, SessionPath, json_response
 
 _OF_SESSION = (*EVERYWHERE, UnknownSession)
@@ -28,10 +34,9 @@ _OF_SESSION = (*EVERYWHERE, UnknownSession)
 def add_inspections(app: FastAPI, inspector: Inspector) -> None:
     """Add the routes."""
     _add_totals(app, inspector)
-    add_installation(app, inspector)
+    _add_installation(app, inspector)
     _add_lists(app, inspector)
     _add_session(app, inspector)
-    _add_audit(app, inspector)
 
 
 def _add_totals(app: FastAPI, inspector: Inspector) -> None:
@@ -56,6 +61,55 @@ def _add_totals(app: FastAPI, inspector: Inspector) -> None:
     )
     async def get_stats(http: Request, agent_id: AgentQuery = None) -> Response:
         return await inspector.reply(http, inspector.stats(agents_among(http, agent_id)))
+
+
+def _add_installation(app: FastAPI, inspector: Inspector) -> None:
+    """Add the lists of agents and campaigns, and what summaries took."""
+
+    @app.get(
+        "/v1/agents",
+        **described("sessions", "Agents with their totals", AgentListAnswer, errors=EVERYWHERE),
+    )
+    async def get_agents(
+        http: Request,
+        after: Annotated[Id | None, Query(description="`next_after` of the page before.")] = None,
+        limit: Limit = 100,
+    ) -> Response:
+        listing = installation.agents(
+            agents_among(http, None), after=after, limit=limit, store=inspector.inspections
+        )
+        return await inspector.reply(http, listing)
+
+    @app.get(
+        "/v1/costs",
+        **described("summaries", "Get the cost of summaries", CostAnswer, errors=EVERYWHERE),
+    )
+    async def get_costs(
+        http: Request,
+        agent_id: AgentQuery = None,
+        days: Annotated[
+            int, Query(ge=1, le=366, description="How many days, the newest is today.")
+        ] = 30,
+    ) -> Response:
+        counting = inspector.costs(agents_among(http, agent_id), days=days, now_ms=now_ms())
+        return await inspector.reply(http, counting)
+
+    @app.get(
+        "/v1/campaigns",
+        **described(
+            "summaries",
+            "Regeneration campaigns, newest first",
+            CampaignListAnswer,
+            errors=EVERYWHERE,
+        ),
+    )
+    async def get_campaigns(
+        http: Request, agent_id: AgentQuery = None, limit: Limit = 100
+    ) -> Response:
+        listing = installation.campaigns(
+            agents_among(http, agent_id), limit=limit, store=inspector.inspections
+        )
+        return await inspector.reply(http, listing)
 
 
 def _add_lists(app: FastAPI, inspector: Inspector) -> None:
@@ -150,8 +204,6 @@ def _add_session(app: FastAPI, inspector: Inspector) -> None:
             inspection.compactions_of(key, before=before, limit=limit, store=inspector.inspections),
         )
 
-
-def _add_audit(app: FastAPI, inspector: Inspector) -> None:
     @app.get(
         SESSION + "/audit/verification",
         **described(
