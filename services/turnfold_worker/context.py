@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from turnfold.bus.asking import find_event, time_ms
 from turnfold.core.text.tokens import Count
 from turnfold.model_info.context_windows import ModelWindows, installed_windows
 from turnfold.models import ChildSummarizer
@@ -14,7 +13,6 @@ from turnfold.process.ready import ProcessAnnouncer
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
 from turnfold.store.database.engine import Database
-from turnfold.store.database.sequence_ranges import whole_to
 from turnfold_worker.health import WorkerHealth
 from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver.child import Decode, decoder
@@ -44,18 +42,6 @@ class WorkerContext:
     installation: Installation
     summary_config: SummaryConfig
     decode: Decode
-
-    async def known_to_ms(self, *, now_ms: int) -> int:
-        """Return `now_ms`, or the time of the first event that waits in the stream.
-
-        Events that were published while no worker ran may be of any session, and no row knows them.
-
-        Raises:
-            Unavailable: the stream or the database does not reply.
-        """
-        first = await self.database.snapshot(whole_to) + 1
-        held = await find_event(self.client, seq=first, next_by_subj=">")
-        return now_ms if held is None else min(now_ms, time_ms(held["message"]["time"]))
 
 
 def make_context(

@@ -13,6 +13,7 @@ from turnfold.errors import Unavailable
 from turnfold.process.clock import now_ms
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold_worker.context import WorkerContext
+from turnfold_worker.loops.known import known_to_ms
 from turnfold_worker.loops.polling import PollingLoop
 
 JUMP_MS = 600_000
@@ -117,7 +118,7 @@ class ErasureRunner(PollingLoop):
             return False
         with contextlib.suppress(Unavailable):
             installation, at_ms = self._context.installation, now_ms()
-            until_ms = await self._context.known_to_ms(now_ms=at_ms)
+            until_ms = await known_to_ms(self._context, now_ms=at_ms)
             if at_ms - until_ms > 1000 * self.expiry_seconds:
                 return False
             stop_at = time.monotonic() + self.examining_seconds

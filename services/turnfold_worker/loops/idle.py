@@ -3,6 +3,7 @@
 from turnfold.process.clock import now_ms
 from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold_worker.context import WorkerContext
+from turnfold_worker.loops.known import known_to_ms
 from turnfold_worker.loops.polling import PollingLoop
 from turnfold_worker.loops.wakeups import Wakeups
 
@@ -22,7 +23,7 @@ class IdleEvictor(PollingLoop):
     async def work(self) -> float:
         """Evict from all sessions that are due, some per transaction; not while old events wait."""
         at_ms = now_ms()
-        until_ms = await self._context.known_to_ms(now_ms=at_ms)
+        until_ms = await known_to_ms(self._context, now_ms=at_ms)
         if at_ms - until_ms > 1000 * self.poll_seconds:
             return self.poll_seconds
         while await self._store.evict_idle(
