@@ -1,4 +1,4 @@
-"""Routes that look at an installation or a whole session: totals, costs, jobs, erasures, timelines."""
+"""Routes that look at an installation or a session: totals, costs, jobs, erasures, timelines."""
 
 from typing import Annotated
 
