@@ -8,6 +8,7 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
+from typing import Any
 
 import structlog
 import uvloop
@@ -257,9 +258,7 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
     wakeups = Wakeups()
     ingest = IngestLoop(context, store=events, on_stored=wakeups.after_batch)
     erasure = ErasureRunner(context, store=erasures)
-    budgets = SqlBudgetStore(
-        database, aside=SetAside("BudgetFollower", context.telemetry.metrics.failed)
-    )
+    budgets = SqlBudgetStore(database, aside=_aside(context, "BudgetFollower"))
     follower = BudgetFollower(context, store=budgets, wakeups=wakeups, is_busy=ingest.is_busy)
     probe = WriteProbe(probe=statistics.probe)
     loops = [
@@ -322,7 +321,7 @@ def _background_loops(
     )
 
 
-def _aside(context: WorkerContext, part: str) -> SetAside[int]:
+def _aside(context: WorkerContext, part: str) -> SetAside[Any]:
     return SetAside(part, context.telemetry.metrics.failed)
 
 
