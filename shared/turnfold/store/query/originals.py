@@ -18,10 +18,9 @@ from sqlalchemy import (
     union_all,
 )
 
-from turnfold.core.history.states import state_of
 from turnfold.core.shapes.packing import unpack
 from turnfold.errors import UnknownSession
-from turnfold.messages import ELEMENTS, MESSAGES_PER_EVENT, SessionKey
+from turnfold.messages import ELEMENTS, MESSAGES_PER_EVENT, SessionKey, State
 from turnfold.ports.query import (
     END_POSITION,
     OriginalMessage,
@@ -254,11 +253,12 @@ def original_of(row: Sequence[Any]) -> OriginalMessage:
         position, event_id, compaction_id, body, original, is_meta, element, is_error, is_covered,
         *is_retracted,
     ) = row  # fmt: skip
-    state = state_of(
-        is_evicted=compaction_id is not None,
-        is_covered=bool(is_covered),
-        is_retracted=any(is_retracted),
-    )
+    if any(is_retracted):
+        state = State.RETRACTED
+    elif compaction_id is None:
+        state = State.LIVE
+    else:
+        state = State.COVERED if is_covered else State.PENDING
     return OriginalMessage(
         f"{event_id}#{position % MESSAGES_PER_EVENT}",
         position,
