@@ -23,8 +23,6 @@ from turnfold_migrations.first_schema.views import BODY, MESSAGE_TEXT, TEXT, VIE
 
 revision = "1001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 TABLES = (
     "agents",

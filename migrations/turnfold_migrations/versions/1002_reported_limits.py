@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "1002"
 down_revision = "1001"
-branch_labels = None
-depends_on = None
 
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "1003"
 down_revision = "1002"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -7,8 +7,6 @@ from turnfold_migrations.first_schema.views import replace_view
 
 revision = "1004"
 down_revision = "1003"
-branch_labels = None
-depends_on = None
 
 NAME = "compactions_view"
 VIEW = """

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "1007"
 down_revision = "1004"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "1008"
 down_revision = "1007"
-branch_labels = None
-depends_on = None
 
 NAME = "ix_dead_letters_session"
 

@@ -7,8 +7,6 @@ from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS, replace_vi
 
 revision = "1009"
 down_revision = "1008"
-branch_labels = None
-depends_on = None
 
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 RETRACTED = """

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "1010"
 down_revision = "1009"
-branch_labels = None
-depends_on = None
 
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 

@@ -4,8 +4,6 @@ from alembic import op
 
 revision = "1011"
 down_revision = "1010"
-branch_labels = None
-depends_on = None
 
 SEGMENTS = (
     # Rows are deleted with their session: older workers erase sessions without knowing this table.

@@ -9,8 +9,6 @@ from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS, replace_vi
 
 revision = "1013"
 down_revision = "1012"
-branch_labels = None
-depends_on = None
 
 NAMES = [name for name, view in VIEWS.items() if "sessions s" in view]
 TRIGGER = "CASE WHEN c.is_by_budget THEN 'budget' ELSE c.trigger END AS trigger"

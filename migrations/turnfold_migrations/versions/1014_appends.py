@@ -7,8 +7,6 @@ from turnfold_migrations.first_schema.types import BIG
 
 revision = "1014"
 down_revision = "1013"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -4,8 +4,6 @@ from turnfold_migrations.first_schema.views import VIEWS, replace_view
 
 revision = "1015"
 down_revision = "1014"
-branch_labels = None
-depends_on = None
 
 MOVES = VIEWS["moves_view"].replace("JOIN sessions s ON", "JOIN sessions s ON s.agent_id <> '' AND")
 # A retraction ends the period of an eviction, so that no two periods of a message overlap. It has

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "1016"
 down_revision = "1015"
-branch_labels = None
-depends_on = None
 
 PINNABLE = sa.text("role IN ('system', 'developer') AND position % 1024 = 0")
 

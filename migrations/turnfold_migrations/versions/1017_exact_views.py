@@ -11,8 +11,6 @@ from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS, replace_vi
 
 revision = "1017"
 down_revision = "1016"
-branch_labels = None
-depends_on = None
 
 RETRACTED: str = import_module("turnfold_migrations.versions.1009_retracted_messages").RETRACTED
 MESSAGES, SUMMARIES = (

@@ -4,8 +4,6 @@ from alembic import op
 
 revision = "1018"
 down_revision = "1017"
-branch_labels = None
-depends_on = None
 
 EMPTY = {
     "sqlite": (

@@ -4,8 +4,6 @@ from alembic import op
 
 revision = "1019"
 down_revision = "1018"
-branch_labels = None
-depends_on = None
 
 NAME = "ix_dead_letters_key"
 

@@ -21,6 +21,7 @@ from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.errors import TooLarge, UnknownSession
 from turnfold.messages import AgentId, SessionKey, position_of
 from turnfold.ports.query import (
+    END_POSITION,
     AuditRow,
     DeadLetterRow,
     OriginalMessage,
@@ -47,7 +48,6 @@ from turnfold.store.query.as_of import states_as_of, timeline_state
 from turnfold.store.query.carried import with_carry
 from turnfold.store.query.originals import (
     BY_ID_CHARACTERS,
-    END_POSITION,
     PageReading,
     fitting_places,
     length_of,

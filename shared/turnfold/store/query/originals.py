@@ -21,10 +21,7 @@ from sqlalchemy import (
 from turnfold.core.shapes.packing import unpack
 from turnfold.errors import UnknownSession
 from turnfold.messages import ELEMENTS, MESSAGES_PER_EVENT, SessionKey, State
-from turnfold.ports.query import (
-    END_POSITION,
-    OriginalMessage,
-)
+from turnfold.ports.query import OriginalMessage
 from turnfold.store.database.inline_reader import INLINE_CHARACTERS, WouldBlock, fetch_small
 from turnfold.store.database.message_rows import estimated_length
 from turnfold.store.database.schema import (
@@ -41,18 +38,6 @@ from turnfold.store.database.statements import (
     rows_at,
 )
 from turnfold.store.query.carried import carried_length, with_carry_of
-
-__all__ = [
-    "BY_ID_CHARACTERS",
-    "END_POSITION",
-    "ORIGINALS",
-    "PageReading",
-    "fitting_places",
-    "length_of",
-    "original_of",
-    "originals_at",
-    "originals_in",
-]
 
 PAGE_CHARACTERS = 2_000_000
 """A page of messages ends at this size, so that a reply fits into one NATS message."""
