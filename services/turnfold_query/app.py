@@ -50,11 +50,10 @@ from turnfold_query.http.app import make_http
 from turnfold_query.http.changes import ChangeStreams
 from turnfold_query.http.inspector import Inspector
 from turnfold_query.http.service import PROBE_SECONDS
-from turnfold_query.ingest_signal import NatsIngestSignal
+from turnfold_query.ingest_signal import NatsIngestSignal, follow_notices
 from turnfold_query.lane.parent import Lane
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.newest import NewestLookup
-from turnfold_query.notices import follow_notices
 
 log = structlog.get_logger()
 

@@ -4,7 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
+from nats.aio.msg import Msg
+
+from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
+from turnfold.nats_client.connection import NatsClient
+from turnfold.nats_client.reconnection import call_on_reconnection
 from turnfold.operations.query.context import IngestSignal
 from turnfold.process.request_limits import Place
 from turnfold.process.tasks import at_most, cancel_and_wait
@@ -87,3 +92,25 @@ class PlacedSignal:
         self._place.wait()
         await self._signal.reached(seq, seconds)
         await self._place.turn()
+
+
+async def follow_notices(
+    client: NatsClient, *, on_ingested: Callable[[], object], on_erased: Callable[[], object]
+) -> None:
+    """Call functions after notices, and after each reconnection, because some may have been lost.
+
+    An erasure counts as an ingested event, too.
+    """
+
+    async def on_notice(message: Msg) -> None:
+        if message.data == ERASED:
+            on_erased()
+        on_ingested()
+
+    def on_reconnected() -> None:
+        on_erased()
+        on_ingested()
+
+    call_on_reconnection(client, on_reconnected)
+    # In no queue group: each query server has its own caches and its own waiting requests.
+    await client.subscribe(INGESTED, cb=on_notice)

@@ -9,7 +9,7 @@ from tests.running_system import eventually
 from turnfold.bus.connection import connect
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.settings import Settings
-from turnfold_query.notices import follow_notices
+from turnfold_query.ingest_signal import follow_notices
 
 
 @pytest.mark.proves("A6", "W5")
