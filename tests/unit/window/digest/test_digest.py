@@ -25,7 +25,7 @@ from tests.histories import (
 from turnfold.core.history.gist import Item
 from turnfold.core.policy.presets import PRESETS, Mode, Policy
 from turnfold.core.window.digest.digest import WindowDigest
-from turnfold.core.window.digest.items import first_within, newest_within, shares
+from turnfold.core.window.digest.earlier_messages import first_within, newest_within, shares
 from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.views import BlockView, RoundView
 from turnfold.core.window.window import WindowPlan, WindowRequest

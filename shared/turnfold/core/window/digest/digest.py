@@ -9,8 +9,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from turnfold.core.history.gist import calls_told
-from turnfold.core.window.digest.earlier_messages import EarlierMessages
-from turnfold.core.window.digest.items import COUNT_TOKENS, count_line
+from turnfold.core.window.digest.earlier_messages import COUNT_TOKENS, EarlierMessages, count_line
 from turnfold.core.window.digest.open_round import OpenRoundCalls
 from turnfold.core.window.framing import (
     DIGEST_FRAME_TOKENS,

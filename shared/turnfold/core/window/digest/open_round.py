@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from turnfold.core.history.gist import SEAM_TOKENS, SEPARATOR, Item, calls_told, gist_of
-from turnfold.core.window.digest.items import without_seam
 from turnfold.core.window.views import BlockView, RoundView
 
 ROUND: Final = 'Calls made so far for the request "{}": '
@@ -90,7 +89,17 @@ class _NamedCall(NamedTuple):
     @property
     def tokens(self) -> int:
         """The tokens of the text, at most."""
-        return without_seam(self.item) + (_times_tokens(self.times) if self.times > 1 else 0)
+        return _without_seam(self.item) + (_times_tokens(self.times) if self.times > 1 else 0)
+
+
+def _without_seam(item: Item) -> int:
+    """Return the tokens of an item whose end joins the separator after it at no cost.
+
+    A closing bracket after a letter, a digit or an ellipsis is one token with the comma after it.
+    """
+    text = item.text
+    is_plain = text[-1:] == ")" and (text[-2:-1].isalnum() or text[-2:-1] == "…")
+    return item.tokens - SEAM_TOKENS * is_plain
 
 
 def _merged(
