@@ -7,7 +7,7 @@ import pytest
 
 from tests.histories import History, Said, assistant, history, plan, tool, user, words
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.turns import TurnSizes
+from turnfold.core.window.budget_shares import TurnSizes
 from turnfold.core.window.views import ShownMessage
 from turnfold.core.window.window import WindowRequest
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.histories import assistant, history, user, words
-from turnfold.core.window.turns import TurnSizes
+from turnfold.core.window.budget_shares import TurnSizes
 
 
 @pytest.mark.proves("W3")

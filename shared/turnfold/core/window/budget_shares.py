@@ -1,7 +1,14 @@
-"""Shares of a budget: of the window, of summary and ledger, after a trim, and for recall."""
+"""Shares of a budget: of the window, of summary and ledger, after a trim, and for recall.
 
+The sizes of a session's turns decide how deep its window is trimmed.
+"""
+
+from bisect import insort
+from collections.abc import Sequence
 from math import floor
 from typing import Final, NamedTuple
+
+from turnfold.messages import Message
 
 TURNS_BETWEEN_TRIMS: Final = 5
 FEWEST_TURNS: Final = 10
@@ -133,3 +140,41 @@ class WindowLimits(NamedTuple):
     def at_arrival(self) -> "WindowLimits":
         """The limits when a request arrives or a turn ends."""
         return self._replace(tokens=self.arrival_tokens, target_tokens=self.arrival_target_tokens)
+
+
+class TurnSizes:
+    """The tokens of the turns that have ended, and of the running one after its request.
+
+    Mutable, because windows grow.
+    """
+
+    def __init__(self) -> None:
+        self._whole: list[int] = []
+        self._answers: list[int] = []
+        self._request: int | None = None
+        self.after_request = 0
+
+    def add(self, message: Message) -> None:
+        """Add the next message: a request ends the turn before it."""
+        if message.is_request:
+            if self._request is not None:
+                insort(self._whole, self._request + self.after_request)
+                insort(self._answers, self.after_request)
+            self._request, self.after_request = message.tokens, 0
+        else:
+            self.after_request += message.tokens
+
+    @property
+    def median(self) -> int:
+        """The median of whole turns, each from its request to the next; 0 without one."""
+        return _median(self._whole)
+
+    @property
+    def median_after_request(self) -> int:
+        """The median of the tokens that turns add after their request; 0 without one."""
+        return _median(self._answers)
+
+
+def _median(ordered: Sequence[int]) -> int:
+    number = len(ordered)
+    return (ordered[(number - 1) // 2] + ordered[number // 2]) // 2 if ordered else 0

@@ -12,13 +12,12 @@ from weakref import ref
 from turnfold.core.history.blocks import is_one_event
 from turnfold.core.history.priority import priority_of
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.budget_shares import WindowLimits
+from turnfold.core.window.budget_shares import TurnSizes, WindowLimits
 from turnfold.core.window.candidates import Candidate, TrimCandidates
 from turnfold.core.window.digest.digest import DigestForm, WindowDigest
 from turnfold.core.window.forms import STAND_IN_TOKENS
 from turnfold.core.window.framing import SummaryForm, summary_within
 from turnfold.core.window.prefix import WindowPrefix, extra_items
-from turnfold.core.window.turns import TurnSizes
 from turnfold.core.window.views import BlockView, MessageView, RoundView
 from turnfold.messages import JOINED, CompactionId, Message, Role, Shape, place_of_slot
 
