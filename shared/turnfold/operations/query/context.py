@@ -22,7 +22,13 @@ from turnfold.core.window.rendering.shaped import render_shaped
 from turnfold.messages import SessionKey, Shape
 from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.query.environment import MESSAGE_BYTES, ContextReply, QueryEnvironment
-from turnfold.operations.query.planning import PlannedWindow, Stale, WindowReading, with_hint
+from turnfold.operations.query.planning import (
+    PlannedWindow,
+    Stale,
+    WindowReading,
+    max_characters,
+    with_hint,
+)
 from turnfold.operations.query.replies import prepared_summary
 from turnfold.operations.query.window_json import Originals, window_json
 from turnfold.operations.query.window_recall import with_recall
@@ -86,7 +92,8 @@ async def context(
                 return chosen
             case Stale():
                 await ingest_signal.reached(request.after_seq, patience)
-            case PlannedWindow(max_characters=limit):
+            case PlannedWindow():
+                limit = max_characters(request, chosen.policy)
                 planned = await with_recall(chosen, reading, store, environment.recall, bodies)
                 rendered = _rendered(planned, bodies)
                 if limit and (characters := _characters(planned, rendered)) > limit:

@@ -80,16 +80,6 @@ class PlannedWindow:
         return SHAPE_OF_FORMAT[self.request.format] is Shape.ANTHROPIC
 
     @property
-    def max_characters(self) -> int:
-        """The character limit of the window; 0 means none."""
-        return max_characters(self.request, self.policy)
-
-    @property
-    def recall_wish(self) -> RecallWish | None:
-        """The recall that the request or the policy asks for."""
-        return RecallWish.of(self.request, self.policy)
-
-    @property
     def budget(self) -> BudgetHint | None:
         """The budget, and the live messages that it left no room for; None if it does not count."""
         tokens = self.asked.budget_tokens
@@ -242,15 +232,8 @@ class WindowReading:
         """Return the terms under which a session is shown; both steps of a reading need them."""
         session, terms = snapshot.session, self._last_terms
         # The second step of a past reading gets the session as it was, which has other terms.
-        if terms is None or terms.session is not session:
-            policy, model_window = self._policy(snapshot)
-            etag = self._etag(snapshot, policy, model_window)
-            terms = self._last_terms = _Terms(session, policy, model_window, etag)
-        return terms
-
-    def _policy(self, snapshot: WindowSnapshot) -> tuple[Policy, int]:
-        """Return the policy of a session, and the tokens that its model reads."""
-        session = snapshot.session
+        if terms is not None and terms.session is session:
+            return terms
         overrides = (
             (session.agent_wishes, session.wishes)
             if session
@@ -258,9 +241,11 @@ class WindowReading:
         )
         policy = _for_windows(self.environment.policy(*overrides))
         model = self.request.model or (session.model if session else None)
-        window = self.environment.model_window(model, policy)
         limit = session.limits.get(model) if session and model else None
-        return policy, limited_window(window, limit, policy)
+        window = limited_window(self.environment.model_window(model, policy), limit, policy)
+        etag = self._etag(snapshot, policy, window)
+        self._last_terms = _Terms(session, policy, window, etag)
+        return self._last_terms
 
     def _window_request(
         self, snapshot: WindowSnapshot, policy: Policy, model_window: int

@@ -47,7 +47,8 @@ async def with_recall(
     changes the beginning of the window, so it may change the block: always until the next message,
     later only if the turn has outgrown the room of its request, or if its request has no block.
     """
-    session, builder, wish = planned.snapshot.session, planned.builder, planned.recall_wish
+    session, builder = planned.snapshot.session, planned.builder
+    wish = RecallWish.of(planned.request, planned.policy)
     if wish is None or recall is None or session is None or builder.request is None:
         return planned
     message = deciding_message(builder)
