@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from turnfold.cache import LRUCache
 from turnfold.core.history.as_of import AsOf, AtTime, EvictionSpan
 from turnfold.core.shapes.packing import unpack
 from turnfold.errors import BadRequest
-from turnfold.messages import Message, MessageId, SessionKey
+from turnfold.messages import MessageId, SessionKey
 from turnfold.ports.query import (
     END_SEQ,
     Chosen,
@@ -320,39 +321,22 @@ def _read(
     sid, version = session.sid, session.version
     if known.summary is None or known.summary.version != version:
         known.summary = read_summary(connection, sid, version)
-    evicted = _evicted(connection, sid, known, session.evicted_changes, evictions)
+    # The count tells that some evicted message changed, not which one: all are read again.
+    before = known.evicted if known.changes == session.evicted_changes else {}
+    known.changes = session.evicted_changes
+    known.evicted = {
+        by: before.get(by)
+        or [message_of(row) for row in EVICTED.rows(connection, sid, first, last, by)]
+        for by, *_, first, last in evictions
+    }
     live, texts = live_messages(connection, sid, known, session.live_messages)
-    known.messages = [*evicted, *live]
+    known.messages = [*chain.from_iterable(known.evicted.values()), *live]
     # Stragglers: evicted and live messages may alternate.
-    if evicted:
+    if known.evicted:
         known.messages.sort(key=attrgetter("position"))
     known.arrangement, known.evictions = arrangement_of(session), evictions
     known.total = session.messages_total
     return texts
-
-
-def _evicted(
-    connection: SupportsStatements,
-    sid: int,
-    known: CachedSession,
-    changes: int,
-    pending: Sequence[Sequence[Any]],
-) -> list[Message]:
-    """Return the messages of these evictions; read only those that are not cached."""
-    # The count tells that some evicted message changed, not which one: all are read again.
-    before = known.evicted if known.changes == changes else {}
-    known.changes = changes
-    known.evicted = {
-        row[0]: before.get(row[0]) or _read_evicted(connection, sid, row) for row in pending
-    }
-    return [message for evicted in known.evicted.values() for message in evicted]
-
-
-def _read_evicted(
-    connection: SupportsStatements, sid: int, eviction: Sequence[Any]
-) -> list[Message]:
-    compaction_id, *_, first, last = eviction
-    return [message_of(row) for row in EVICTED.rows(connection, sid, first, last, compaction_id)]
 
 
 def _reading(table: Table, *names: str) -> Prepared:
