@@ -104,7 +104,9 @@ class BatchWriter:
             }
             self._insert([with_marks(arrival, policies[arrival.key]) for arrival in arrivals])
             evictions = self._update_sessions()
-        self._write_dead_letters()
+        if self._dead:
+            insert = insert_for(self._connection)(dead_letters).on_conflict_do_nothing()
+            self._connection.execute(insert, [dead_letter_row(letter) for letter in self._dead])
         record_duplicates(self._connection, self._copies)
         # Last, because every batch locks the same few rows of ranges.
         ingested = ranges.add(self._connection, [(seq, seq) for seq in sequences])
@@ -390,10 +392,3 @@ class BatchWriter:
             session for key, session in self._sessions.items() if key in new or key in self._moved
         ]
         return changed, switched
-
-    def _write_dead_letters(self) -> None:
-        if self._dead:
-            rows = [dead_letter_row(letter) for letter in self._dead]
-            self._connection.execute(
-                insert_for(self._connection)(dead_letters).on_conflict_do_nothing(), rows
-            )
