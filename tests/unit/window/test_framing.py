@@ -9,7 +9,7 @@ from turnfold.core.history.gist import SEAM_TOKENS
 from turnfold.core.text.tokens import MESSAGE_TOKENS, TokenOffsets
 from turnfold.core.text.values import KIND_WEIGHTS
 from turnfold.core.window import framing
-from turnfold.core.window.digest import earlier_messages, items, open_round
+from turnfold.core.window.digest import earlier_messages, open_round
 from turnfold.core.window.framing import (
     SEAMS,
     Placement,
@@ -31,7 +31,11 @@ MOST = 9_999_999
         (f"\n\n{framing.LEDGER_HEADING}\n", framing.LEDGER_FRAME_TOKENS, SEAMS),
         (wrapped_digests([""]), framing.DIGEST_FRAME_TOKENS - MESSAGE_TOKENS, SEAMS),
         (framing.short_digest(MOST, MOST), framing.SHORT_DIGEST_TOKENS - MESSAGE_TOKENS, SEAMS),
-        ("\n" + items.count_line(MOST, MOST), items.COUNT_TOKENS, SEAM_TOKENS),
+        (
+            "\n" + earlier_messages.count_line(MOST, MOST),
+            earlier_messages.COUNT_TOKENS,
+            SEAM_TOKENS,
+        ),
         (" x", open_round.TIMES_SIGN_TOKENS, 0),
         ("),", 1, 0),
         ("…),", counter()("…)"), 0),
