@@ -27,9 +27,7 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
     async def get_sessions(
         http: Request,
         agent_id: str | None = None,
-        after: Annotated[
-            str | None, Query(max_length=100, description="`next_after` of the page before.")
-        ] = None,
+        after: Annotated[str | None, Query(description="`next_after` of the page before.")] = None,
         limit: Limit = 100,
     ) -> Response:
         agent_ids = agents_among(http, agent_id)

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from turnfold.messages import SessionKey
 from turnfold.ports.admin import CampaignProgress
+from turnfold.ports.query import ListPlace
 
 CompactionFilter = Literal["open", "failed"]
 """`open`: waits for its summary. `failed`: ended without one, or goes on after a failed attempt."""
@@ -70,10 +71,6 @@ class VersionMark(NamedTuple):
     created_at_ms: int
 
 
-ErasurePlace = tuple[int, str, str]
-"""The place of an erasure in the list: its time, the agent, and the session or an empty text."""
-
-
 class ErasureRow(NamedTuple):
     """An erasure; without a session, all of the agent was erased."""
 
@@ -83,7 +80,7 @@ class ErasureRow(NamedTuple):
     audit_rows: int
 
     @property
-    def place(self) -> ErasurePlace:
+    def place(self) -> ListPlace:
         """The place in the list."""
         return self.at_ms, self.agent_id, self.session_id or ""
 
@@ -198,7 +195,7 @@ class InspectionStore(Protocol):
         *,
         agent_ids: Collection[str] | None,
         limit: int,
-        after: ErasurePlace | None = None,
+        after: ListPlace | None = None,
     ) -> Sequence[ErasureRow]: ...
 
     async def agents(

@@ -234,6 +234,13 @@ class StatesThen(NamedTuple):
         return State.RETRACTED if is_retracted else State.COVERED
 
 
+ListPlace = tuple[int, str, str]
+"""A place in a list by time: the time, the agent, and the session or an empty text.
+
+No number of a session: it would tell one agent how many sessions the others begin.
+"""
+
+
 class SessionCounts(NamedTuple):
     """Counts of a session; `messages_covered` is what is neither live nor pending."""
 
@@ -262,9 +269,10 @@ class SessionCounts(NamedTuple):
     sid: int = 0
 
     @property
-    def sort_key(self) -> tuple[int, int]:
-        """The key that orders sessions by their newest event, then by number."""
-        return (-1 if self.last_event_at_ms is None else self.last_event_at_ms, self.sid)
+    def place(self) -> ListPlace:
+        """The place in the list of sessions by their newest events."""
+        at_ms = -1 if self.last_event_at_ms is None else self.last_event_at_ms
+        return at_ms, self.agent_id, self.session_id
 
     @property
     def messages_covered(self) -> int:
@@ -349,7 +357,7 @@ class HistoryStore(Protocol):
     ) -> tuple[PolicyOverrides, PolicyOverrides]: ...
 
     async def sessions(
-        self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
+        self, *, agent_ids: Collection[str] | None, limit: int, after: ListPlace | None = None
     ) -> Sequence[SessionCounts]: ...
 
     async def versions(

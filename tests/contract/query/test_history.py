@@ -302,6 +302,27 @@ async def test_pages_of_sessions_go_on_after_those_without_an_event(stores: Stor
     assert listed == ["s-1", "s-2", "s-3", "s-4"]
 
 
+@pytest.mark.proves("L12")
+async def test_a_page_of_sessions_does_not_tell_how_many_other_agents_began(
+    stores: Stores,
+) -> None:
+    """L12: an agent that begins a session, lists it, and does so again."""
+
+    async def end_of_page() -> object:
+        page = await sessions(agent_ids={"ada"}, after=None, limit=1, store=stores.history)
+        return page["next_after"]
+
+    await stores.ingest(turn(1, user("hello")))
+    first = await end_of_page()
+    await stores.changes.erase(KEY, last_seq=1, now_ms=NOON)
+    for seq in range(2, 5):
+        key = SessionKey(AgentId("bob"), SessionId(f"s-{seq}"))
+        await stores.ingest(turn(seq, user("hello"), key=key))
+    await stores.ingest(turn(5, user("hello"), at_ms=NOON + 1))
+
+    assert await end_of_page() == first
+
+
 @pytest.mark.proves("A2")
 async def test_nothing_stands_before_the_first_position(stores: Stores) -> None:
     await stores.ingest(*turns(1, 3))

@@ -1,7 +1,6 @@
 """Answer requests about the past: messages, versions, the audit, and lists of sessions."""
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii as _quoted
@@ -17,7 +16,13 @@ from turnfold.core.history.audit_chain import NO_ROWS
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import META_MARK, SessionKey, State
 from turnfold.operations.query.as_of import parse_as_of
-from turnfold.operations.query.replies import optional_time, rfc3339, summary_json
+from turnfold.operations.query.replies import (
+    optional_time,
+    place_of,
+    place_text,
+    rfc3339,
+    summary_json,
+)
 from turnfold.ports.query import (
     END_POSITION,
     DeadLetterRow,
@@ -27,9 +32,6 @@ from turnfold.ports.query import (
     StatesThen,
     StoredSummary,
 )
-
-# The time is -1 if the session has a policy but no event yet.
-_PLACE = re.compile(r"(-1|\d{1,18})\.(\d{1,18})", re.ASCII)
 
 
 async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
@@ -194,20 +196,12 @@ async def sessions(
     seen twice.
     """
     page = await store.sessions(
-        agent_ids=agent_ids, after=None if after is None else _place(after), limit=limit
+        agent_ids=agent_ids, after=None if after is None else place_of(after), limit=limit
     )
-    at_ms, number = page[-1].sort_key if page else (0, 0)
     return {
         "sessions": [session_json(counts) for counts in page],
-        "next_after": f"{at_ms}.{number}" if len(page) == limit else None,
+        "next_after": place_text(page[-1].place) if len(page) == limit else None,
     }
-
-
-def _place(after: str) -> tuple[int, int]:
-    match = _PLACE.fullmatch(after)
-    if match is None:
-        raise BadRequest("after: take next_after of the page before")
-    return int(match[1]), int(match[2])
 
 
 async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:

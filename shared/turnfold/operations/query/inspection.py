@@ -1,21 +1,18 @@
 """Answer requests about an installation or a whole session: totals, jobs, erasures, timelines."""
 
-import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from turnfold.contracts.subjects import id_of, token_of
 from turnfold.core.history.audit_chain import NO_ROWS, chain_fault, end_fault
-from turnfold.errors import BadRequest, UnknownSession
+from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey, State
-from turnfold.operations.query.replies import optional_time, rfc3339
+from turnfold.operations.query.replies import optional_time, place_of, place_text, rfc3339
 from turnfold.ports.inspection import (
     CompactionFilter,
     CompactionRow,
-    ErasurePlace,
     InspectionStore,
     SessionStrip,
 )
@@ -25,7 +22,6 @@ Json = dict[str, Any]
 MARKS_MOST = 500
 """The most marks of each kind on a timeline, the newest ones."""
 AUDIT_PAGE = 1_000
-_ERASURE = re.compile(r"(\d{1,18})\.([^.]+)\.([^.]*)", re.ASCII)
 
 
 class StripPart(NamedTuple):
@@ -74,10 +70,10 @@ async def erasures(
     *, agent_ids: Collection[str] | None, after: str | None, limit: int, store: InspectionStore
 ) -> Json:
     """Return a page of erasures, newest first; `next_after` is null on the last page."""
-    place = None if after is None else _erasure_place(after)
+    place = None if after is None else place_of(after)
     rows = await store.erasures(agent_ids=agent_ids, after=place, limit=limit)
     return {
-        "next_after": _place_text(rows[-1].place) if len(rows) == limit else None,
+        "next_after": place_text(rows[-1].place) if len(rows) == limit else None,
         "erasures": [
             {
                 "agent_id": row.agent_id,
@@ -88,19 +84,6 @@ async def erasures(
             for row in rows
         ],
     }
-
-
-def _place_text(place: ErasurePlace) -> str:
-    at_ms, agent_id, session_id = place
-    return f"{at_ms}.{token_of(agent_id)}.{token_of(session_id)}"
-
-
-def _erasure_place(after: str) -> ErasurePlace:
-    if match := _ERASURE.fullmatch(after):
-        agent_id, session_id = id_of(match[2]), id_of(match[3]) if match[3] else ""
-        if agent_id is not None and session_id is not None:
-            return int(match[1]), agent_id, session_id
-    raise BadRequest("after: take next_after of the page before")
 
 
 def compaction_json(row: CompactionRow) -> Json:

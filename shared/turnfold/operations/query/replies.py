@@ -1,20 +1,26 @@
 """Write versions, times and errors in the form of the contract."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from turnfold.contracts.subjects import id_of, token_of
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.defuse import defused
 from turnfold.core.text.json_text import with_texts
 from turnfold.core.window.framing import SummarySize, measure_summary
 from turnfold.core.window.rendering.render import Rendered
-from turnfold.errors import RequestError
+from turnfold.errors import BadRequest, RequestError
 from turnfold.ports.query import (
+    ListPlace,
     StoredSummary,
 )
+
+# The time is -1 if the session has a policy but no event yet.
+_PLACE = re.compile(r"(-1|\d{1,18})\.([^.]+)\.([^.]*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +118,22 @@ def optional_time(at_ms: int | None) -> str | None:
 def as_error(error: RequestError) -> str:
     """Return the JSON text of an error reply."""
     return json.dumps(error.as_json())
+
+
+def place_text(place: ListPlace) -> str:
+    """Write the place of the last entry of a page."""
+    at_ms, agent_id, session_id = place
+    return f"{at_ms}.{token_of(agent_id)}.{token_of(session_id)}"
+
+
+def place_of(after: str) -> ListPlace:
+    """Read the place after which a page begins.
+
+    Raises:
+        BadRequest: no page ends there.
+    """
+    if match := _PLACE.fullmatch(after):
+        agent_id, session_id = id_of(match[2]), id_of(match[3]) if match[3] else ""
+        if agent_id is not None and session_id is not None:
+            return int(match[1]), agent_id, session_id
+    raise BadRequest("after: take next_after of the page before")

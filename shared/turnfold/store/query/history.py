@@ -13,6 +13,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    tuple_,
 )
 
 from turnfold.core.history.as_of import AsOf
@@ -24,6 +25,7 @@ from turnfold.ports.query import (
     END_POSITION,
     AuditRow,
     DeadLetterRow,
+    ListPlace,
     OriginalMessage,
     SessionCounts,
     StatesThen,
@@ -196,16 +198,16 @@ class SqlHistoryStore:
         return await self._database.snapshot(read)
 
     async def sessions(
-        self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
+        self, *, agent_ids: Collection[str] | None, limit: int, after: ListPlace | None = None
     ) -> Sequence[SessionCounts]:
-        """Return sessions after a sort key, of these agents or of all, newest event first."""
+        """Return sessions after a place, of these agents or of all, newest event first."""
         # Sessions without events exist. Falling, null is first on PostgreSQL and last on SQLite.
         at_ms = func.coalesce(sessions.c.last_event_at_ms, literal_column("-1"))
-        chosen = _SESSIONS.where(is_kept).order_by(at_ms.desc(), sessions.c.sid).limit(limit)
+        names = (sessions.c.agent_id, sessions.c.session_id)
+        chosen = _SESSIONS.where(is_kept).order_by(at_ms.desc(), *names).limit(limit)
         if after is not None:
-            chosen = chosen.where(
-                or_(at_ms < after[0], (at_ms == after[0]) & (sessions.c.sid > after[1]))
-            )
+            is_after = tuple_(*names) > tuple_(*after[1:])
+            chosen = chosen.where(or_(at_ms < after[0], (at_ms == after[0]) & is_after))
         if agent_ids is not None:
             chosen = chosen.where(sessions.c.agent_id.in_(agent_ids))
         return await self._database.snapshot(lambda connection: _counts(connection, chosen))

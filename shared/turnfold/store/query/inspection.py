@@ -30,7 +30,6 @@ from turnfold.ports.inspection import (
     CompactionFilter,
     CompactionRow,
     DayUsage,
-    ErasurePlace,
     ErasureRow,
     InstallationTotals,
     ModelCosts,
@@ -39,6 +38,7 @@ from turnfold.ports.inspection import (
     SummaryCosts,
     VersionMark,
 )
+from turnfold.ports.query import ListPlace
 from turnfold.store.compact.campaigns import newest_campaigns
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import (
@@ -180,7 +180,7 @@ class SqlInspectionStore:
         *,
         agent_ids: Collection[str] | None,
         limit: int,
-        after: ErasurePlace | None = None,
+        after: ListPlace | None = None,
     ) -> Sequence[ErasureRow]:
         """Return erasures of these agents, or of all, newest first, after a place in the list."""
         chosen = (
