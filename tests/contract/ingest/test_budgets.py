@@ -25,6 +25,7 @@ from turnfold.contracts.hints import BudgetHint
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import AgentId, SessionKey
+from turnfold.operations.query import planning
 from turnfold.ports.compact import JobStatus
 
 LONG = "x" * 4_000
@@ -143,6 +144,20 @@ async def test_budgets_are_forgotten_with_time(followed: Stores) -> None:
 
     assert await remembered(followed) == []
     assert await live_tokens(followed) == 5 * TURN_TOKENS
+
+
+@pytest.mark.proves("E8")
+async def test_a_budget_that_was_asked_for_while_a_clock_was_ahead_is_forgotten(
+    followed: Stores,
+) -> None:
+    """E8: it would be the largest one until that time has come."""
+    await followed.ingest(*long_turns(1, 8))
+    await follow(followed, BudgetHint(200_000), minute=365 * 24 * 60)
+
+    opened = await follow(followed, BudgetHint(8_000, folded=10))
+
+    assert opened == 1
+    assert await remembered(followed) == [8_000]
 
 
 @pytest.mark.proves("E8", "E1")
@@ -298,15 +313,17 @@ async def test_a_window_says_what_a_worker_has_to_know_until_it_does(
 
 
 @pytest.mark.proves("E8")
-async def test_a_window_says_nothing_that_is_known(stores: Stores) -> None:
+async def test_a_window_says_nothing_that_is_known(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The clock of the tests is not that of the query server.
+    monkeypatch.setattr(planning, "now_ms", lambda: NOON)
     policy = Policy(max_live_messages=0)
     await stores.ingest(*long_turns(1, 2))
     asker = Asker(stores, policy)
     hint = BudgetHint(115_712)
     assert (await asker.answer()).hint == hint
 
-    # The clock of the tests is not that of the query server.
-    await override(stores, budget_memory_seconds=2**31)
     await follow(stores, hint)
 
     assert (await asker.answer()).hint is None

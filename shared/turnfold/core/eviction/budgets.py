@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from turnfold.contracts.hints import BudgetHint
 from turnfold.core.policy.presets import Mode, Policy
+from turnfold.core.policy.retention import DAY_MS
 
 BUDGETS_AT_MOST: Final = 8
 """The most budgets of a session that are remembered at once."""
@@ -62,8 +63,10 @@ def with_budget(budgets: Budgets, asked: AskedBudget, policy: Policy) -> Budgets
 
 def is_remembered(budgets: Budgets, tokens: int, policy: Policy, *, at_ms: int) -> bool:
     """Return whether a budget needs no new entry: one as large is valid for half of its time."""
-    half_ms = policy.budget_memory_seconds * 500
-    return any(budget.tokens >= tokens and at_ms - half_ms <= budget.at_ms for budget in budgets)
+    since_ms = at_ms - 500 * policy.budget_memory_seconds
+    return any(
+        budget.tokens >= tokens and since_ms <= budget.at_ms <= at_ms + DAY_MS for budget in budgets
+    )
 
 
 def is_hint_due(budgets: Budgets, hint: BudgetHint, policy: Policy, *, at_ms: int) -> bool:
@@ -81,9 +84,12 @@ def is_hint_due(budgets: Budgets, hint: BudgetHint, policy: Policy, *, at_ms: in
 
 
 def recent_budgets(budgets: Budgets, policy: Policy, *, at_ms: int) -> Budgets:
-    """Return the budgets that are still remembered at a time."""
+    """Return the budgets that are still remembered at a time.
+
+    One that is more than a day later was requested while a clock was ahead.
+    """
     since_ms = at_ms - 1_000 * policy.budget_memory_seconds
-    return tuple([budget for budget in budgets if budget.at_ms >= since_ms])
+    return tuple([budget for budget in budgets if since_ms <= budget.at_ms <= at_ms + DAY_MS])
 
 
 def without_forgotten(budgets: Budgets, policy: Policy, *, at_ms: int) -> Budgets:
