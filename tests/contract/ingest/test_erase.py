@@ -431,29 +431,6 @@ async def test_dead_letters_that_name_no_session_are_erased_when_retention_is_ov
     assert await left_at(NOON + 3 * DAY_MS + 100) == []
 
 
-@pytest.mark.proves("A6", "X6")
-async def test_any_number_of_dead_letters_that_name_no_session_expire_page_by_page(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused = letters("turn.completed", *[b"no JSON"] * 2_500)
-    await stores.intake.ingest((), refused, installation=stores.installation)
-    default, _ = installation_of(replace(SMALL, retain_days=3))
-    snapshot, sizes = stores.database.snapshot, list[int]()
-
-    async def counted(read: Callable[..., Any]) -> Any:
-        found = await snapshot(read)
-        sizes.append(len(found))
-        return found
-
-    with monkeypatch.context() as patched:
-        patched.setattr(stores.database, "snapshot", counted)
-        at_ms = NOON + 4 * DAY_MS
-        erased = await stores.erasures.expire_letters(installation=default, now_ms=at_ms)
-
-    assert erased == 2_500
-    assert max(sizes) <= 1_000
-
-
 @pytest.mark.proves("A6")
 async def test_an_event_that_is_refused_while_letters_expire_keeps_those_of_its_session(
     stores: Stores, database: Database

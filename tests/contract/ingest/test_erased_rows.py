@@ -1,12 +1,26 @@
 """What nobody may see of an erased session while its rows are deleted, in every store."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from tests.contract.ingest.test_erase import DAY_MS, letters
 from tests.contract.ingest.test_usage import MODEL, factor, reporting
 from tests.invariants import faults
-from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, turn, turns, user
+from tests.store_fixtures import (
+    KEY,
+    NOON,
+    SMALL,
+    Stores,
+    installation_of,
+    retracted,
+    summary,
+    turn,
+    turns,
+    user,
+)
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.ingest.erase import SESSIONS_AT_ONCE, EraseResult
@@ -136,3 +150,28 @@ async def test_many_sessions_of_an_agent_go_in_several_transactions(
     assert set((await stores.seen()).sessions) == left
     (row,) = await stores.history.audit(keys[-1], after=0, limit=9)
     assert (row.phase, row.reason) == ("erased", "agent" if prefix is None else "prefix")
+
+
+@pytest.mark.proves("A6", "X6")
+@pytest.mark.parametrize("session", ["", ".ada.s-{}"], ids=["no_session", "one_each"])
+async def test_any_number_of_dead_letters_expire_page_by_page(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, session: str
+) -> None:
+    subjects = [f"turn.completed{session.format(number)}" for number in range(2_500)]
+    refused = [letters(subject, b"[]", first_seq=1 + n)[0] for n, subject in enumerate(subjects)]
+    await stores.intake.ingest((), refused, installation=stores.installation)
+    default, _ = installation_of(replace(SMALL, retain_days=3))
+    snapshot, sizes = stores.database.snapshot, list[int]()
+
+    async def counted(read: Callable[..., Any]) -> Any:
+        found = await snapshot(read)
+        sizes.append(len(found))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stores.database, "snapshot", counted)
+        at_ms = NOON + 4 * DAY_MS
+        erased = await stores.erasures.expire_letters(installation=default, now_ms=at_ms)
+
+    assert erased == 2_500
+    assert max(sizes) <= 1_000

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    tuple_,
 )
 
 from turnfold.contracts.events import claimed_key
@@ -64,22 +66,32 @@ _MISMATCHED = Prepared(
     .limit(bindparam("most", type_=Integer)),
     ("why", "after", "most"),
 )
-_WITHOUT_EVENTS = (
+_key = (dead_letters.c.agent_id, dead_letters.c.session_id)
+# First only the letters of a page of sessions, which the index has in order.
+_named = (
     select(
-        func.min(dead_letters.c.dead_letter_id),
-        dead_letters.c.agent_id,
-        dead_letters.c.session_id,
-        func.max(dead_letters.c.at_ms),
-        *OVERRIDES,
+        *_key,
+        func.min(dead_letters.c.dead_letter_id).label("first"),
+        func.max(dead_letters.c.at_ms).label("newest_at_ms"),
     )
+    .where(
+        dead_letters.c.session_id.is_not(None),
+        tuple_(*_key) > tuple_(bindparam("after_agent"), bindparam("after_session")),
+    )
+    .group_by(*_key)
+    .order_by(*_key)
+    .limit(bindparam("most", type_=Integer))
+    .subquery("named")
+)
+_NAMED = Prepared(
+    select(_named, sessions.c.last_event_at_ms, *OVERRIDES)
     .outerjoin(
         sessions,
-        (sessions.c.agent_id == dead_letters.c.agent_id)
-        & (sessions.c.session_id == dead_letters.c.session_id),
+        (sessions.c.agent_id == _named.c.agent_id) & (sessions.c.session_id == _named.c.session_id),
     )
-    .outerjoin(agents, agents.c.agent_id == dead_letters.c.agent_id)
-    .where(dead_letters.c.session_id.is_not(None), sessions.c.last_event_at_ms.is_(None))
-    .group_by(dead_letters.c.agent_id, dead_letters.c.session_id, *OVERRIDES)
+    .outerjoin(agents, agents.c.agent_id == _named.c.agent_id)
+    .order_by(_named.c.agent_id, _named.c.session_id),
+    ("after_agent", "after_session", "most"),
 )
 _WITHOUT_SESSION = Prepared(
     select(
@@ -171,20 +183,40 @@ async def expire_letters(
 
     Each that names no session counts by itself. Return how many were erased.
     """
-    found = await database.snapshot(lambda connection: connection.execute(_WITHOUT_EVENTS).all())
+    erased = await _expire_without_session(database, installation, aside, now_ms=now_ms)
+    after = ("", "")
+    # In pages: an agent may have had events refused under as many names as it likes.
+    while found := await database.snapshot(partial(_named_after, after=after)):
+        after = found[-1][0], found[-1][1]
+        erased += await _expire_named(database, found, installation, aside, now_ms=now_ms)
+    return erased
+
+
+def _named_after(connection: Connection, *, after: tuple[str, str]) -> Sequence[Sequence[Any]]:
+    return _NAMED.rows(connection, *after, EXAMINED_AT_ONCE)
+
+
+async def _expire_named(
+    database: Database,
+    found: Sequence[Sequence[Any]],
+    installation: Installation,
+    aside: SetAside[int],
+    *,
+    now_ms: int,
+) -> int:
+    """Erase the expired dead letters of these sessions, of those without events; count them."""
     # Not numbers of sessions, which are set aside as well.
-    by_number = {-number: rest for number, *rest in found}
+    by_number = {-row[2]: row for row in found if row[4] is None}
     over: dict[tuple[str, str], int] = {}
 
     async def examine(number: int) -> None:
-        agent_id, session_id, at_ms, *wishes = by_number[number]
+        agent_id, session_id, _, at_ms, _, *wishes = by_number[number]
         policy = installation.policy(PolicyOverrides(*wishes[3:]), PolicyOverrides(*wishes[:3]))
         if is_over(at_ms, policy, now_ms=now_ms):
             over[agent_id, session_id] = at_ms
 
     await aside.each(by_number, examine)
-    erased = await _expire_without_session(database, installation, aside, now_ms=now_ms)
-    # Many at once: an agent may have had events refused under as many names as it likes.
+    erased = 0
     for keys in in_portions(sorted(over)):
         rows = await database.snapshot(partial(_OF_KEYS.rows, values=keys))
         # If another event was refused meanwhile, its letter is the newest, and keeps the others.
