@@ -1,10 +1,12 @@
 """Compactions that let messages go only when their summary stands, in every store; and those that time and rounds bring about."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from tests.contract.compact.versions import override, phases
 from tests.store_fixtures import (
@@ -27,6 +29,8 @@ from turnfold.core.summary.cooldown import COOLDOWN_MS
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId, State
 from turnfold.ports.compact import FailureStatus, Job, JobStatus
+from turnfold.store.database.session_rows import SessionRow
+from turnfold.store.ingest import evict
 
 MINUTE_MS = 60_000
 
@@ -112,6 +116,26 @@ async def test_what_comes_while_the_summary_is_written_stays(stores: Stores) -> 
         if one.state is State.LIVE
     ]
     assert live == [f"e{seq}#{index}" for seq in (6, 7, 8, 9, 10) for index in (0, 1)]
+
+
+@pytest.mark.proves("E7", "X6")
+async def test_thousands_of_messages_that_must_stay_are_not_read_for_each_event(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X6: their trigger fires at each event, and no plan can be opened."""
+    await override(stores, commit="on_summary", keep_messages=5_000)
+    await stores.ingest(*turns(1, 600))
+    read, asked = evict._live, list[int]()
+
+    def counted(connection: Connection, sessions: Sequence[SessionRow]) -> Any:
+        asked.append(len(sessions))
+        return read(connection, sessions)
+
+    monkeypatch.setattr(evict, "_live", counted)
+    for seq in range(601, 617):
+        await stores.ingest(turn(seq, user("another")))
+
+    assert sum(asked) <= 8
 
 
 @pytest.mark.proves("E7", "C28")

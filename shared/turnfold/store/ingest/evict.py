@@ -150,8 +150,9 @@ def _may_evict(
     """Return whether one of these events is examined, or may open a plan."""
     if session.live_messages < EVERY_EVENT_BELOW:
         return True
-    if session.policy(installation).commit is Commit.ON_SUMMARY:
-        return planned_id(connection, session.sid) is None
+    is_planned = session.policy(installation).commit is Commit.ON_SUMMARY
+    if is_planned and planned_id(connection, session.sid) is not None:
+        return False
     if any(event.reported is not None for event in events):
         return True
     ((number,),) = _NUMBER.rows(connection, session.sid)
