@@ -1,6 +1,7 @@
 """Prepared statements: SQLAlchemy writes the SQL once, the driver gets plain tuples."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -118,11 +119,15 @@ def rows_at(
         yield from statement.rows(connection, sid, *filled, fetch=fetch)
 
 
+LONG_LIST: Final = 1_000
+"""A longer list is one parameter of SQLite, too: by default, it takes 32,766 at most."""
+
+
 class PreparedIn:
     """A SELECT whose one parameter is a list.
 
     PostgreSQL takes the list as an array and plans the statement once. For SQLite it is compiled
-    once per length.
+    once per length, unless the list is long, and then has no bytes.
     """
 
     def __init__(self, statement: Select[*tuple[Any, ...]], name: str) -> None:
@@ -138,25 +143,28 @@ class PreparedIn:
             return ()
         dialect = connection.dialect
         has_arrays = dialect.name == "postgresql"
-        written = (dialect.name, 0 if has_arrays else len(values))
+        is_one = has_arrays or len(values) > LONG_LIST
+        written = (dialect.name, 0 if is_one else len(values))
         if written not in self._written:
             places = self._statement.params({self._name: list(values)})
             options = {"render_postcompile": True}
             self._written[written] = (
-                self._as_array(dialect)
-                if has_arrays
+                self._as_one(dialect)
+                if is_one
                 else str(places.compile(dialect=dialect, compile_kwargs=options))
             )
-        return _fetched(
-            connection, self._written[written], (list(values),) if has_arrays else tuple(values)
-        )
+        one = list(values) if has_arrays else json.dumps(list(values)) if is_one else None
+        return _fetched(connection, self._written[written], (one,) if is_one else tuple(values))
 
-    def _as_array(self, dialect: Dialect) -> str:
+    def _as_one(self, dialect: Dialect) -> str:
+        """Write the statement with the list as one parameter: an array, or JSON for SQLite."""
         compiled = self._statement.compile(dialect=dialect)
         kind = compiled.binds[self._name].type.compile(dialect=dialect)
+        has_arrays = dialect.name == "postgresql"
+        of_list = f"= ANY ($1::{kind}[])" if has_arrays else "IN (SELECT value FROM json_each(?))"
         # SQLAlchemy expands the list when the statement runs and has no other form of it. An array
         # keeps one text, and so one plan, for lists of every length.
-        return str(compiled).replace(f"IN (__[POSTCOMPILE_{self._name}])", f"= ANY ($1::{kind}[])")
+        return str(compiled).replace(f"IN (__[POSTCOMPILE_{self._name}])", of_list)
 
 
 class PreparedPairs:
