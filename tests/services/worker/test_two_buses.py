@@ -176,12 +176,14 @@ async def test_a_worker_ends_at_an_event_under_the_number_of_a_stored_one(
         put_back(parts, tmp_path)
         # Only up to the former end: a batch beside the one that is refused may store what follows.
         await publish(parts, "fourth", "fifth", key=session)
+        told = "stands for another event than the stored one"
 
         async with parts.running("worker", is_awaited=False) as worker:
+            await wait_until(lambda: told in parts.words(), seconds=60, told=parts.words)
+            await publish(parts, "sixth", key=session)
             await wait_until(lambda: not worker.is_alive, seconds=60, told=parts.words)
 
             assert await worker.ended() == 1
-        assert "stands for another event than the stored one" in parts.words()
         assert await stored(parts) == ["first", "second", "third"]
 
 
