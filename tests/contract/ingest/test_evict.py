@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from tests.contract.compact.versions import override, phases
 from tests.store_fixtures import (
@@ -12,6 +13,7 @@ from tests.store_fixtures import (
     Stores,
     assistant,
     result,
+    retracted,
     system,
     tool,
     turn,
@@ -22,6 +24,7 @@ from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CallRef, SessionId, SessionKey, State, position_of
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database import statements
+from turnfold.store.database.engine import Database
 
 HOUR_MS = 3_600_000
 
@@ -426,3 +429,19 @@ async def test_of_thousands_of_live_messages_the_same_leave_in_a_batch_as_one_by
     ]
     assert left[0] == left[1]
     assert sum(left[0]) > 1_000
+
+
+@pytest.mark.proves("I5", "L1")
+async def test_counters_that_are_slightly_off_hold_up_no_event(
+    stores: Stores, database: Database
+) -> None:
+    """L1: a worker of a release that counts otherwise may leave them so."""
+    await stores.ingest(*turns(1, 3))
+    off = "UPDATE sessions SET live_messages = live_messages - 1, live_tokens = live_tokens - 1"
+    await database.write(lambda connection: connection.execute(text(off)))
+
+    await stores.ingest(retracted(9, all=True))
+
+    session = (await stores.facts()).session
+    assert session is not None
+    assert (session.messages_total, session.live_messages, session.live_tokens) == (0, 0, 0)

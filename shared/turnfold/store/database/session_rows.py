@@ -354,6 +354,11 @@ class SessionJournal:
         """Store the rows and notices, and the changes of these sessions."""
         _SEALED.run(connection, self.audit_rows)
         _TOLD.run(connection, self.notices)
+        for session in sessions:
+            # Two releases that count differently may leave them slightly off. Below zero, the
+            # database would refuse the batch, and all events in it, for good.
+            session.live_messages = max(0, session.live_messages)
+            session.live_tokens = max(0, session.live_tokens)
         _WRITE_BACK.run(connection, [_stored_values(session) for session in sessions])
 
 
