@@ -1,5 +1,6 @@
 """What nobody may see of an erased session while its rows are deleted, in every store."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from tests.store_fixtures import (
 )
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.database import statements
 from turnfold.store.ingest.erase import SESSIONS_AT_ONCE, EraseResult
 
 TWIN = SessionKey(AgentId("bob"), KEY.session_id)
@@ -175,3 +177,26 @@ async def test_any_number_of_dead_letters_expire_page_by_page(
 
     assert erased == 2_500
     assert max(sizes) <= 1_000
+
+
+@pytest.mark.proves("A6", "X6")
+async def test_an_erasure_reads_no_bytes_of_events_that_named_other_sessions_than_their_subjects(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X6: any agent may have had gigabytes of them refused."""
+    named = json.dumps({**TWIN._asdict(), "padding": "x" * 60_000}).encode()
+    refused = letters("turn.completed.eve.s-1", *[named] * 60)
+    await stores.ingest(turn(1, user("hello")))
+    await stores.intake.ingest((), refused, installation=stores.installation)
+    fetched, sizes = statements._fetched, list[int]()
+
+    def measured(*asked: Any) -> Any:
+        rows = fetched(*asked)
+        sizes.append(sum(len(bytes(v)) for row in rows for v in row if isinstance(v, bytes)))
+        return rows
+
+    monkeypatch.setattr(statements, "_fetched", measured)
+    await erase(stores)
+
+    assert sum(sizes) < 1_000
+    assert (await erase(stores, TWIN)).dead_letters == 60

@@ -39,11 +39,8 @@ from turnfold.store.database.statements import Prepared, PreparedPairs
 from turnfold.store.ingest.tombstones import claim_of, in_portions, purge_from_stream
 
 SUBJECT_MISMATCH = str(EventFault.SUBJECT_MISMATCH)
-LETTERS_AT_ONCE = 50
-"""Dead letters read at once; each may hold as many bytes as are kept of a payload."""
-
 EXAMINED_AT_ONCE = 1_000
-"""Dead letters whose retention is examined at once, without their bytes."""
+"""Dead letters that are examined at once, without their bytes."""
 
 _Letter = tuple[int, int]
 """The id of a dead letter and its sequence in the stream."""
@@ -54,7 +51,6 @@ _MISMATCHED = Prepared(
         dead_letters.c.dead_letter_id,
         dead_letters.c.stream_seq,
         dead_letters.c.detail,
-        dead_letters.c.payload,
     )
     .where(
         # Letters of earlier workers have no claim in their detail.
@@ -65,6 +61,9 @@ _MISMATCHED = Prepared(
     .order_by(dead_letters.c.dead_letter_id)
     .limit(bindparam("most", type_=Integer)),
     ("why", "after", "most"),
+)
+_PAYLOAD = Prepared(
+    select(dead_letters.c.payload).where(dead_letters.c.dead_letter_id == bindparam("by")), ("by",)
 )
 _key = (dead_letters.c.agent_id, dead_letters.c.session_id)
 # First only the letters of a page of sessions, which the index has in order.
@@ -336,8 +335,14 @@ def _is_of_subject(scope: ErasureScope) -> ColumnElement[bool]:
 
 def _claiming(connection: Connection, scope: ErasureScope, after: int) -> Iterable[_Letter]:
     """Yield dead letters that name a session only in their payload, read page by page."""
-    while rows := _MISMATCHED.rows(connection, SUBJECT_MISMATCH, after, LETTERS_AT_ONCE):
+    while rows := _MISMATCHED.rows(connection, SUBJECT_MISMATCH, after, EXAMINED_AT_ONCE):
         after = rows[-1][0]
-        for letter_id, seq, detail, payload in rows:
-            if scope.includes(claim_of(detail) or claimed_key(bytes(payload))):
+        for letter_id, seq, detail in rows:
+            if scope.includes(claim_of(detail) or _claim_in_payload(connection, letter_id)):
                 yield letter_id, seq
+
+
+def _claim_in_payload(connection: Connection, letter_id: int) -> SessionKey | None:
+    # Only of a letter without a claim: an agent may have had gigabytes refused.
+    ((payload,),) = _PAYLOAD.rows(connection, letter_id)
+    return claimed_key(bytes(payload))
