@@ -31,6 +31,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests import forked_processes as forked
 from tests import invariants
+from tests.environment import clean_environ
 from tests.nats_server import NatsServer, nats_server
 from tests.ports import free_port
 from tests.postgres import Postgres
@@ -64,9 +65,7 @@ class System:
         is_forked: bool = True,
     ) -> None:
         self.data_dir = data_dir
-        self._environ = {
-            name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
-        } | dict(environ or {})
+        self._environ = clean_environ(environ)
         ports = ("--nats-port", str(nats_port), "--http-port", str(http_port))
         self._arguments = ("up", "--json", "--data-dir", str(data_dir), *ports)
         self._is_forked = is_forked
@@ -254,14 +253,12 @@ class Parts:
         self._log = directory / "parts.log"
         port = free_port()
         self.http_url = f"http://127.0.0.1:{port}"
-        self.environ = {
-            name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
-        } | {
+        settings = {
             "TURNFOLD_NATS_URL": server.url,
             "TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
             "TURNFOLD_HTTP_PORT": str(port),
-            **environ,
         }
+        self.environ = clean_environ({**settings, **environ})
 
     def client(self, **options: Any) -> AbstractAsyncContextManager[Client]:
         """A client of an agent, without credentials."""
@@ -485,13 +482,10 @@ async def command(
     *arguments: str, environ: Mapping[str, str] | None = None, seconds: float = 60.0
 ) -> Command:
     """Run `turnfold` with these arguments."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
-    }
     with tempfile.TemporaryDirectory() as made:
         out, err = Path(made) / "out", Path(made) / "err"
         process = await asyncio.to_thread(
-            forked.begun, forked.command, arguments, inherited | dict(environ or {}), out, err
+            forked.begun, forked.command, arguments, clean_environ(environ), out, err
         )
         return Command(
             await forked.ended(process, seconds=seconds), out.read_text(), err.read_text()

@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from tests.benchmarks.figures import RATIO, Figure, middle
-from tests.benchmarks.system import clean_environ, system
+from tests.benchmarks.system import system
+from tests.environment import clean_environ
 
 NAME = "sessions"
 ROOT = Path(__file__).parents[2]

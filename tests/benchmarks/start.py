@@ -16,8 +16,9 @@ from typing import Any
 import nats
 
 from tests.benchmarks.figures import Figure, middle
-from tests.benchmarks.system import PROGRAM, clean_environ, proportional_mb, ready_line, stop
+from tests.benchmarks.system import PROGRAM, proportional_mb, ready_line, stop
 from tests.benchmarks.texts import event, headers, question, subject, turn
+from tests.environment import clean_environ
 
 NAME = "start"
 ROUNDS = 5
@@ -72,7 +73,7 @@ async def up(data: Path) -> AsyncGenerator[tuple[float, dict[str, Any]]]:
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         PROGRAM, "up", "--json", "--data-dir", data, "--nats-port", "0", "--http-port", "0",
-        env=clean_environ() | {"TURNFOLD_LOG_LEVEL": "error"}, stdin=DEVNULL, stdout=PIPE,
+        env=clean_environ({"TURNFOLD_LOG_LEVEL": "error"}), stdin=DEVNULL, stdout=PIPE,
     )  # fmt: skip
     try:
         ready = await ready_line(process, "`turnfold up`")

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.environment import clean_environ
 from tests.nats_server import NatsServer, nats_server
 from turnfold.process.ready import ANNOUNCE
 
@@ -37,13 +38,13 @@ class System:
         self.database = directory / "turnfold.db"
         self._log = directory / "turnfold.log"
         self._reader: sqlite3.Connection | None = None
-        self._environ = clean_environ() | {
+        defaults = {
             "TURNFOLD_NATS_URL": server.url,
             "TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{self.database}",
             "TURNFOLD_HTTP_PORT": "0",
             "TURNFOLD_LOG_LEVEL": "warning",
-            **settings,
         }
+        self._environ = clean_environ({**defaults, **settings})
 
     async def migrate(self) -> None:
         """Make tables and streams."""
@@ -122,11 +123,6 @@ async def system(directory: Path, **settings: str) -> AsyncGenerator[System]:
         await made.migrate()
         with closing(made):
             yield made
-
-
-def clean_environ() -> dict[str, str]:
-    """The environment without anybody's settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")}
 
 
 async def ready_line(process: Process, what: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import asyncpg
 
 from tests import postgres
 from tests.chaos.fault_plan import LEASE_SECONDS, Fault, Kind, Topology
+from tests.environment import clean_environ
 from tests.ports import free_port
 from tests.process_table import arguments_of, children_of, parts_of, state_of
 from tests.running_system import TURNFOLD, command, eventually, wait_until
@@ -235,10 +236,7 @@ class Installation:
 
     def settings(self) -> dict[str, str]:
         """The environment of every process of ours."""
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
-        }
-        return inherited | {
+        return clean_environ() | {
             "TURNFOLD_NATS_URL": ",".join(self.nats_urls),
             "TURNFOLD_NATS_REPLICAS": str(len(self.nats_urls) or 1),
             "TURNFOLD_DATABASE_URL": self.database_url,

@@ -12,6 +12,8 @@ from uuid import uuid4
 
 import pytest
 
+from tests.environment import clean_environ
+
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 40
 QUICK = "HOSTS_QUICK"
@@ -49,10 +51,9 @@ class RestartableSystem:
         command = [python, "-P", "-m", "turnfold.cli", "up", "--json"]
         command += ["--data-dir", str(self._directory), "--http-port", "0"]
         command += ["--nats-port", str(self._nats_port)]
-        environ = {name: value for name, value in os.environ.items() if name[:9] != "TURNFOLD_"}
         with self._log.open("ab") as errors:
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, env=environ
+                command, stdout=subprocess.PIPE, stderr=errors, env=clean_environ()
             )
         assert self._process.stdout
         ready = json.loads(self._process.stdout.readline() or "{}")

@@ -21,6 +21,7 @@ import pytest
 from ruamel.yaml import YAML
 from typer.main import get_group
 
+from tests.environment import clean_environ
 from tests.page_blocks import PAGES, ROOT, WALKED, Block, blocks
 from tests.ports import free_port
 from tests.running_system import START_SECONDS, System, eventually, running_system
@@ -81,9 +82,8 @@ for row in sqlite3.connect(sys.argv[1], uri=True).execute(sys.argv[2]):
 
 def environment(nats_url: str, tools: Path) -> dict[str, str]:
     """The variables of an example. Its `python` finds the system; commands find it by its data."""
-    kept = {name: value for name, value in os.environ.items() if name[:9] != "TURNFOLD_"}
     path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
-    return kept | {"PATH": path, "NATS_URL": nats_url}
+    return clean_environ({"PATH": path, "NATS_URL": nats_url})
 
 
 async def ran(block: Block, code: str, folder: Path, environ: Mapping[str, str]) -> str:

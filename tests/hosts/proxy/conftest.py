@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
+from tests.environment import clean_environ
 from tests.hosts.conftest import RunningSystem
 from tests.provider import Provider, ProviderReply, ProviderRequest, running_provider
 
@@ -22,12 +23,11 @@ def proxied(system: RunningSystem) -> Start:
 
     @asynccontextmanager
     async def start(reply: Reply) -> AsyncGenerator[tuple[Provider, str]]:
-        environ = {name: one for name, one in os.environ.items() if name[:9] != "TURNFOLD_"}
         async with running_provider(reply) as provider:
             python = os.environ.get("MAIN_PYTHON", sys.executable)
             words = ["-P", "-m", "turnfold.cli", "proxy", "--upstream", provider.url, "--port", "0"]
             process = await asyncio.create_subprocess_exec(
-                python, *words, stdout=PIPE, env={**environ, **_settings(system)}
+                python, *words, stdout=PIPE, env=clean_environ(_settings(system))
             )
             try:
                 assert process.stdout

@@ -16,6 +16,7 @@ import nats
 import pytest
 from typer.main import get_group
 
+from tests.environment import clean_environ
 from tests.running_system import System, client_of, eventually, running_system
 from tests.terminal_output import Terminal, columns, normalized, run, run_service
 from turnfold.cli.application import application
@@ -247,8 +248,7 @@ def _replaced(text: str, words: Mapping[str, str]) -> str:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")}
-    return kept | {"TURNFOLD_DATA_DIR": str(folder / "data")}
+    return clean_environ({"TURNFOLD_DATA_DIR": str(folder / "data")})
 
 
 def _ports(system: System) -> dict[str, str]:
