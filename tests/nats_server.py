@@ -10,12 +10,17 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import nats
 from nats.aio.client import Client
+from nats.js.api import StreamConfig
 
 from tests.ports import free_port
+from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
 from turnfold.process.nats_server import find_server
 
 START_SECONDS = 10.0
+EVENTS = StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
+"""A stream for events, without any setting of the bus."""
 CONFIG = """
 listen: "127.0.0.1:{port}"
 ports_file_dir: "{ports}"
@@ -78,6 +83,12 @@ class NatsServer:
     def reload(self) -> None:
         """Have it read its configuration again."""
         os.kill(self.pid, signal.SIGHUP)
+
+    async def make_stream(self, config: StreamConfig = EVENTS, **who: str) -> None:
+        """Make a stream, as one who may do that."""
+        connection = await nats.connect(self.url, **who)
+        await connection.jetstream().add_stream(config)
+        await connection.close()
 
     async def delete_stream(self, client: Client, name: str) -> None:
         """Delete a stream and wait until its files are gone.

@@ -9,14 +9,13 @@ from typing import Any
 
 import nats
 import pytest
-from nats.js.api import StreamConfig
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server
 from tests.running_system import eventually, running_parts, wait_until
 from turnfold.client import Client, Receipt
 from turnfold.client.buffer import BufferOptions
-from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
+from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import NotAllowed, Unavailable
 
 Json = dict[str, Any]
@@ -34,16 +33,8 @@ authorization {
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     with nats_server(tmp_path) as running:
-        await with_stream(running)
+        await running.make_stream()
         yield running
-
-
-async def with_stream(server: NatsServer, **who: str) -> None:
-    connection = await nats.connect(server.url, **who)
-    await connection.jetstream().add_stream(
-        StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
-    )
-    await connection.close()
 
 
 async def stored(server: NatsServer) -> list[Json]:
@@ -230,7 +221,7 @@ async def test_an_event_that_may_never_be_published_is_told_and_holds_up_no_othe
     tmp_path: Path,
 ) -> None:
     with nats_server(tmp_path, more=AGENT_ONLY) as guarded:
-        await with_stream(guarded, user="admin", password="admin")
+        await guarded.make_stream(user="admin", password="admin")
         environ = {"TURNFOLD_NATS_USER": "support", "TURNFOLD_NATS_PASSWORD": "secret"}
         buffering = BufferOptions(wait_seconds=20)
         async with turnfold.connect(

@@ -13,12 +13,11 @@ import nats
 import pytest
 from nats.aio.client import Client as Bus
 from nats.aio.msg import Msg
-from nats.js.api import StreamConfig
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from turnfold.client import OutgoingEvent, Receipt, session_key, turn_event
-from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
+from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import CannotFit, Conflict, NotAllowed, TooLarge, Unavailable
 
 Json = dict[str, Any]
@@ -53,10 +52,8 @@ def answers_match_their_models() -> None:
 @pytest.fixture
 async def bus(server: NatsServer) -> AsyncIterator[Bus]:
     """A bus with the stream of events, and nobody who answers."""
+    await server.make_stream()
     connection = await nats.connect(server.url)
-    await connection.jetstream().add_stream(
-        StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
-    )
     yield connection
     await connection.close()
 
@@ -338,10 +335,7 @@ async def test_no_server_is_told_in_time_and_without_the_password() -> None:
 @pytest.mark.proves("X1", "L12")
 async def test_what_an_agent_may_not_do_is_told_at_once(tmp_path: Path) -> None:
     with nats_server(tmp_path, more=AGENT_ONLY) as guarded:
-        connection = await nats.connect(guarded.url, user="admin", password="admin")
-        await connection.jetstream().add_stream(
-            StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
-        )
+        await guarded.make_stream(user="admin", password="admin")
         environ = {"TURNFOLD_NATS_USER": "support", "TURNFOLD_NATS_PASSWORD": "secret"}
         async with turnfold.connect(
             guarded.url, inbox_prefix="_INBOX_support", environ=environ
@@ -352,7 +346,6 @@ async def test_what_an_agent_may_not_do_is_told_at_once(tmp_path: Path) -> None:
                     await client.session("other", "user-42").turn_completed([USER])
                 with pytest.raises(NotAllowed, match="other"):
                     await client.session("other", "user-42").context()
-        await connection.close()
 
     assert receipt.seq == 1
 

@@ -50,9 +50,7 @@ authorization {
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     with nats_server(tmp_path) as running:
-        bus = await nats.connect(running.url)
-        await bus.jetstream().add_stream(NOTICES_CONFIG)
-        await bus.close()
+        await running.make_stream(NOTICES_CONFIG)
         yield running
 
 
@@ -296,9 +294,7 @@ async def test_a_notice_is_yielded_that_a_new_stream_stores(tmp_path: Path) -> N
         async with turnfold.connect(empty.url, environ={}) as client:
             waiting = asyncio.create_task(collect(client.notices("a"), 1))
             await wait_until(lambda: client_subscriptions(client) == 3)
-            bus = await nats.connect(empty.url)
-            await bus.jetstream().add_stream(NOTICES_CONFIG)
-            await bus.close()
+            await empty.make_stream(NOTICES_CONFIG)
             await store(empty, "summary.updated.a.s", summary(1))
 
             assert versions(await waiting) == [1]

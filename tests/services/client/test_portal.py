@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import nats
 import pytest
-from nats.js.api import StreamConfig
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server
-from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
 from turnfold.errors import Unavailable
 
 USER = {"role": "user", "content": "Where is order 7341?"}
@@ -22,11 +19,7 @@ USER = {"role": "user", "content": "Where is order 7341?"}
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     with nats_server(tmp_path) as running:
-        connection = await nats.connect(running.url)
-        await connection.jetstream().add_stream(
-            StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
-        )
-        await connection.close()
+        await running.make_stream()
         yield running
 
 
@@ -88,11 +81,7 @@ async def test_it_connects_at_its_first_use_and_again_after_that_failed(
 ) -> None:
     """G2: a host may make its client before the bus runs."""
     with nats_server(tmp_path) as running:
-        connection = await nats.connect(running.url)
-        await connection.jetstream().add_stream(
-            StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
-        )
-        await connection.close()
+        await running.make_stream()
         running.kill()
         client = turnfold.PortalClient(running.url, environ={}, timeout_seconds=0.5, attempts=1)
         session = client.session("support", "user-42")
