@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -92,9 +93,9 @@ async def _measured(name: str, *, is_json: bool) -> list[Figure]:
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="turnfold-bench-") as directory:
         async for figure in BENCHMARKS[name](Path(directory)):
-            figures.append(figure)
+            figures.append(replace(figure, benchmark=figure.benchmark or name))
             if is_json:
-                print(as_json(figure), flush=True)
+                print(as_json(figures[-1]), flush=True)
     return figures
 
 

@@ -43,7 +43,6 @@ from turnfold.errors import TurnfoldError
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.process.tcp_ports import reserved_port
 
-NAME = "attacks"
 SECONDS = float(os.environ.get("BENCH_ATTACK_SECONDS", "30"))
 CHOSEN = os.environ.get("BENCH_ATTACKS", ",".join(ATTACKS)).split(",")
 DATABASE = os.environ.get("BENCH_DATABASE", "sqlite")
@@ -330,12 +329,10 @@ def figures(name: str, quiet: Phase, during: Phase, outcome: Outcome) -> Iterato
     """The goals of all attacks in one table, and what they are made of in a table per attack."""
 
     def goal(what: str, value: float, unit: str, at_most: float) -> Figure:
-        return Figure(
-            benchmark=NAME, what=f"{name}: {what}", value=value, unit=unit, at_most=at_most
-        )
+        return Figure(f"{name}: {what}", value, unit, at_most=at_most)
 
     def detail(what: str, value: float, unit: str) -> Figure:
-        return Figure(benchmark=f"{NAME}, {name}", what=what, value=value, unit=unit)
+        return Figure(what, value, unit, benchmark=f"attacks, {name}")
 
     yield detail(f"Attack: {ATTACKS[name].title}; seconds", SECONDS, "s")
     for way, usual, found, is_goal in (

@@ -9,7 +9,6 @@ from tests.benchmarks.cell_samples import Sample
 from tests.benchmarks.cell_texts import CellSettings
 from tests.benchmarks.figures import RATIO, Figure
 
-NAME = "cell"
 WARM_SHARE = 1 / 3
 MESSAGES_A_TURN = 4
 
@@ -44,9 +43,9 @@ def figures(run: CellRun) -> Iterator[Figure]:
         *_held(run),
         *_left(run),
     ):
-        yield Figure(benchmark=NAME, what=what, value=value, unit=unit)
+        yield Figure(what, value, unit)
     for what, share in sorted(_limits(run).items(), key=lambda one: -one[1]):
-        yield Figure(benchmark=NAME, what=f"of its limit: {what}", value=share, unit=RATIO)
+        yield Figure(f"of its limit: {what}", share, RATIO)
 
 
 Row = tuple[str, float, str]

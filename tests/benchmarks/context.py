@@ -24,7 +24,6 @@ from tests.benchmarks.floors import Echo, echo
 from tests.benchmarks.system import System, cpu_seconds, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
 
-NAME = "context.get"
 SIZES = (100, 10_000, 100_000)
 TURNS = 400
 WARM_TURNS = 30
@@ -68,18 +67,9 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     for figure in figures(sessions):
         yield figure
     requests = (WARM_TURNS + TURNS) * len(sessions)
-    yield Figure(
-        benchmark=NAME, what="processor, query to echo", value=used[0] / used[1], unit=RATIO
-    )
-    yield Figure(
-        benchmark=NAME,
-        what="processor a request, query",
-        value=used[0] / requests * 1000,
-        unit="ms",
-    )
-    yield Figure(
-        benchmark=NAME, what="processor a request, echo", value=used[1] / requests * 1000, unit="ms"
-    )
+    yield Figure("processor, query to echo", used[0] / used[1], RATIO)
+    yield Figure("processor a request, query", used[0] / requests * 1000, "ms")
+    yield Figure("processor a request, echo", used[1] / requests * 1000, "ms")
 
 
 def figures(sessions: Sequence[Session]) -> list[Figure]:
@@ -91,36 +81,15 @@ def figures(sessions: Sequence[Session]) -> list[Figure]:
         of = f"{session.messages:,} messages"
         to_echo, to_youngest = spread.p50_ms / floor.p50_ms, spread.p50_ms / youngest.p50_ms
         bound_ms = 5.0 if session.messages == 10_000 else None
-        found.append(
-            Figure(
-                benchmark=NAME, what=f"p50 to an echo, {of}", value=to_echo, unit=RATIO, at_most=3.0
-            )
-        )
+        found.append(Figure(f"p50 to an echo, {of}", to_echo, RATIO, at_most=3.0))
         if session is not sessions[0]:
             what = f"p50 to that at {SIZES[0]}, {of}"
-            found.append(
-                Figure(
-                    benchmark=NAME,
-                    what=what,
-                    value=to_youngest,
-                    unit=RATIO,
-                    at_most=1.3,
-                    at_least=0.77,
-                )
-            )
-        found.append(Figure(benchmark=NAME, what=f"p50, {of}", value=spread.p50_ms, unit="ms"))
-        found.append(
-            Figure(
-                benchmark=NAME, what=f"p99, {of}", value=spread.p99_ms, unit="ms", at_most=bound_ms
-            )
-        )
-        found.append(Figure(benchmark=NAME, what=f"echo p50, {of}", value=floor.p50_ms, unit="ms"))
-        found.append(Figure(benchmark=NAME, what=f"echo p99, {of}", value=floor.p99_ms, unit="ms"))
-        found.append(
-            Figure(
-                benchmark=NAME, what=f"reply, {of}", value=middle(session.reply_bytes), unit="bytes"
-            )
-        )
+            found.append(Figure(what, to_youngest, RATIO, at_most=1.3, at_least=0.77))
+        found.append(Figure(f"p50, {of}", spread.p50_ms, "ms"))
+        found.append(Figure(f"p99, {of}", spread.p99_ms, "ms", at_most=bound_ms))
+        found.append(Figure(f"echo p50, {of}", floor.p50_ms, "ms"))
+        found.append(Figure(f"echo p99, {of}", floor.p99_ms, "ms"))
+        found.append(Figure(f"reply, {of}", middle(session.reply_bytes), "bytes"))
     return found
 
 

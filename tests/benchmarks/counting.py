@@ -19,22 +19,7 @@ async def measure(_: Path) -> AsyncIterator[Figure]:
         tokens = count(text)
         about = f"{name}, {origin}, {tokens:,} tokens"
         yield Figure(
-            benchmark="counting",
-            what=f"estimate: {about}",
-            value=estimate(text) / tokens,
-            unit=RATIO,
-            at_least=AT_LEAST,
-            at_most=AT_MOST,
+            f"estimate: {about}", estimate(text) / tokens, RATIO, at_least=AT_LEAST, at_most=AT_MOST
         )
-        yield Figure(
-            benchmark="counting",
-            what=f"characters / 4: {name}",
-            value=len(text) / 4 / tokens,
-            unit=f"{RATIO} of the truth",
-        )
-        yield Figure(
-            benchmark="counting",
-            what=f"bytes / 4: {name}",
-            value=len(text.encode()) / 4 / tokens,
-            unit=f"{RATIO} of the truth",
-        )
+        yield Figure(f"characters / 4: {name}", len(text) / 4 / tokens, f"{RATIO} of the truth")
+        yield Figure(f"bytes / 4: {name}", len(text.encode()) / 4 / tokens, f"{RATIO} of the truth")

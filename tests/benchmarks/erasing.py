@@ -25,7 +25,6 @@ from turnfold.client import Client, OutgoingEvent, session_key, turn_event
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.store.database.engine import Database
 
-NAME = "erasing"
 MESSAGES = int(os.environ.get("BENCH_ERASING_MESSAGES", "100000"))
 SESSIONS = 10
 A_TURN = 4
@@ -74,21 +73,10 @@ async def _measured(directory: Path, name: str, url: str) -> AsyncIterator[Figur
         ("beside an erasure", Spread.of(beside), max(beside)),
     ):
         goal = None if what == "before" else GOAL_MS
-        yield Figure(
-            benchmark=NAME,
-            what=f"event to stored, {what}, p50, {of}",
-            value=spread.p50_ms,
-            unit="ms",
-        )
-        yield Figure(
-            benchmark=NAME,
-            what=f"event to stored, {what}, longest, {of}",
-            value=1000 * longest,
-            unit="ms",
-            at_most=goal,
-        )
+        yield Figure(f"event to stored, {what}, p50, {of}", spread.p50_ms, "ms")
+        yield Figure(f"event to stored, {what}, longest, {of}", 1000 * longest, "ms", at_most=goal)
     for what, seconds in erasure.seconds.items():
-        yield Figure(benchmark=NAME, what=f"erasure until {what}, {of}", value=seconds, unit="s")
+        yield Figure(f"erasure until {what}, {of}", seconds, "s")
 
 
 class Erasure:
@@ -110,7 +98,7 @@ class Erasure:
 
 async def fill(client: Client, database: Database) -> None:
     """Publish the messages of the agent, and wait until nothing is left to do."""
-    random = Random(NAME)
+    random = Random("erasing")
     texts = [prose(random, 400) for _ in range(TEXTS)]
 
     def session(number: int) -> Iterator[OutgoingEvent]:

@@ -16,7 +16,6 @@ from tests.benchmarks.hanging import WRITTEN, Side, compared, in_turns, side
 from tests.benchmarks.system import until
 from tests.benchmarks.texts import turn
 
-NAME = "faults of a model"
 FAULTS = (
     "hang", "trickle", "429", "500", "401", "html", "null", "empty", "thinking", "length", "refuse", "tool_call", "long", "broken",
     "overflow", "drop",
@@ -53,7 +52,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
                 whole.published.extend(one.published)
                 whole.asked.extend(one.asked)
         # The slow end of 300 requests is three of them; that of all faults says more.
-        for figure in compared(NAME, all_fast, all_faulty, "all faults"):
+        for figure in compared(all_fast, all_faulty, "all faults"):
             yield figure
 
 
@@ -84,31 +83,15 @@ async def _measured(fault: str, fast: Side, faulty: Side, random: Random) -> lis
     calls = await faulty.model.change(fault) - asked
     assert calls, f"the model was not asked while its fault was {fault}"
     return [
-        *compared(NAME, fast, faulty, fault),
+        *compared(fast, faulty, fault),
         # An extractive summary is longer than this model's, and windows are larger by it.
         Figure(
-            benchmark=NAME,
-            what=f"size of an answer, {fault} to fast",
-            value=median(faulty.sizes) / median(fast.sizes),
-            unit=RATIO,
+            f"size of an answer, {fault} to fast", median(faulty.sizes) / median(fast.sizes), RATIO
         ),
-        Figure(benchmark=NAME, what=f"calls of the model, {fault}", value=calls, unit="calls"),
+        Figure(f"calls of the model, {fault}", calls, "calls"),
+        Figure(f"attempts that failed, {fault}", faulty.one.ask(FAILED)[0] - failed, "attempts"),
         Figure(
-            benchmark=NAME,
-            what=f"attempts that failed, {fault}",
-            value=faulty.one.ask(FAILED)[0] - failed,
-            unit="attempts",
+            f"summaries that it wrote, {fault}", faulty.one.ask(WRITTEN)[0] - written, "summaries"
         ),
-        Figure(
-            benchmark=NAME,
-            what=f"summaries that it wrote, {fault}",
-            value=faulty.one.ask(WRITTEN)[0] - written,
-            unit="summaries",
-        ),
-        Figure(
-            benchmark=NAME,
-            what=f"lines in the log, {fault}",
-            value=faulty.one.logged() - logged,
-            unit="lines",
-        ),
+        Figure(f"lines in the log, {fault}", faulty.one.logged() - logged, "lines"),
     ]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from statistics import median
 
 from rich.console import Console
@@ -11,14 +11,18 @@ from rich.table import Table
 RATIO = "x"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value; `unit` is `x` for a ratio. A goal is a bound on it, and None where it is only shown."""
+    """One measured value; `unit` is `x` for a ratio. A goal is a bound on it, and None where it is only shown.
 
-    benchmark: str
+    `benchmark` is set where the benchmark runs, unless the figure belongs to a part of it.
+    """
+
+    benchmark: str = field(default="", kw_only=True)
     what: str
     value: float
     unit: str
+    _: KW_ONLY
     at_most: float | None = None
     at_least: float | None = None
 

@@ -20,7 +20,6 @@ from tests.benchmarks.model import SummaryModel, summary_model
 from tests.benchmarks.system import System, system, until
 from tests.benchmarks.texts import event, headers, question, subject, turn
 
-NAME = "hanging model"
 HANG_SECONDS = 35.0
 SESSIONS = 20
 FIRST_TURNS = 15
@@ -91,7 +90,7 @@ async def in_turns(
         one.asked.append(asked)
 
 
-def compared(benchmark: str, fast: Side, other: Side, name: str) -> Iterator[Figure]:
+def compared(fast: Side, other: Side, name: str) -> Iterator[Figure]:
     """What both took, as ratios first."""
     pairs: Sequence[tuple[str, list[float], list[float]]] = (
         ("publish", fast.published, other.published),
@@ -99,27 +98,11 @@ def compared(benchmark: str, fast: Side, other: Side, name: str) -> Iterator[Fig
     )
     for what, usual, slow in pairs:
         floor, found = Spread.of(usual), Spread.of(slow)
-        yield Figure(
-            benchmark=benchmark,
-            what=f"{what}, p50 {name} to fast",
-            value=found.p50_ms / floor.p50_ms,
-            unit=RATIO,
-            at_most=1.2,
-        )
-        yield Figure(
-            benchmark=benchmark,
-            what=f"{what}, p99 {name} to fast",
-            value=found.p99_ms / floor.p99_ms,
-            unit=RATIO,
-            at_most=2.0,
-        )
+        yield Figure(f"{what}, p50 {name} to fast", found.p50_ms / floor.p50_ms, RATIO, at_most=1.2)
+        yield Figure(f"{what}, p99 {name} to fast", found.p99_ms / floor.p99_ms, RATIO, at_most=2.0)
         for kind, spread in (("fast", floor), (name, found)):
-            yield Figure(
-                benchmark=benchmark, what=f"{what} p50, {kind}", value=spread.p50_ms, unit="ms"
-            )
-            yield Figure(
-                benchmark=benchmark, what=f"{what} p99, {kind}", value=spread.p99_ms, unit="ms"
-            )
+            yield Figure(f"{what} p50, {kind}", spread.p50_ms, "ms")
+            yield Figure(f"{what} p99, {kind}", spread.p99_ms, "ms")
 
 
 async def measure(directory: Path) -> AsyncIterator[Figure]:
@@ -155,18 +138,8 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         )
     assert jobs, "the model of the hanging system did not hang until the end"
     assert not idle, "the model of the hanging system answered"
-    for figure in compared(NAME, fast, hanging, "hanging"):
+    for figure in compared(fast, hanging, "hanging"):
         yield figure
-    yield Figure(benchmark=NAME, what="requests on each side", value=number, unit="requests")
-    yield Figure(
-        benchmark=NAME,
-        what="summaries of the fast model meanwhile",
-        value=written,
-        unit="summaries",
-    )
-    yield Figure(
-        benchmark=NAME,
-        what="pending at the end, a session of the hanging one",
-        value=waiting,
-        unit="messages",
-    )
+    yield Figure("requests on each side", number, "requests")
+    yield Figure("summaries of the fast model meanwhile", written, "summaries")
+    yield Figure("pending at the end, a session of the hanging one", waiting, "messages")

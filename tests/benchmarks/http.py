@@ -31,7 +31,6 @@ from tests.ports import free_port
 from turnfold.process.http_server import HttpServer
 from turnfold.process.tasks import cancel_and_wait
 
-NAME = "http"
 SECONDS = float(os.environ.get("BENCH_HTTP_SECONDS", "5"))
 ASKED = int(os.environ.get("BENCH_HTTP_SESSIONS", SESSIONS))
 """How many of the sessions are requested."""
@@ -70,7 +69,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
                 await cancel_and_wait(publishing)
     for figure in figures(found):
         yield figure
-    yield Figure(benchmark=NAME, what="reply", value=size, unit="bytes")
+    yield Figure("reply", size, "bytes")
 
 
 def figures(found: dict[str, list[Called]]) -> list[Figure]:
@@ -85,31 +84,15 @@ def figures(found: dict[str, list[Called]]) -> list[Figure]:
             middle(one.spread.p99_ms for one in calls),
         )
         shown += [
-            Figure(
-                benchmark=NAME, what=f"{what}, {CALLERS} at once", value=rates[what],
-                unit="requests/s", at_least=None if is_floor else 2_500,
-            ),
-            Figure(benchmark=NAME, what=f"{what}, p50", value=p50, unit="ms"),
-            Figure(
-                benchmark=NAME, what=f"{what}, p99", value=p99, unit="ms",
-                at_most=None if is_floor else 20,
-            ),
-            Figure(benchmark=NAME, what=f"{what}, processor", value=times[what], unit="ms"),
+            Figure(f"{what}, {CALLERS} at once", rates[what], "requests/s", at_least=None if is_floor else 2_500),
+            Figure(f"{what}, p50", p50, "ms"),
+            Figure(f"{what}, p99", p99, "ms", at_most=None if is_floor else 20),
+            Figure(f"{what}, processor", times[what], "ms"),
         ]  # fmt: skip
         if not is_floor:
             shown += [
-                Figure(
-                    benchmark=NAME,
-                    what=f"rate of {what} to echoes",
-                    value=rates[what] / rates["echo"],
-                    unit=RATIO,
-                ),
-                Figure(
-                    benchmark=NAME,
-                    what=f"processor of {what} to echoes",
-                    value=times[what] / times["echo"],
-                    unit=RATIO,
-                ),
+                Figure(f"rate of {what} to echoes", rates[what] / rates["echo"], RATIO),
+                Figure(f"processor of {what} to echoes", times[what] / times["echo"], RATIO),
             ]
     return shown
 

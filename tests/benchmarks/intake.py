@@ -43,7 +43,6 @@ from tests.benchmarks.system import (
 from tests.benchmarks.texts import AGENT, prose
 from tests.postgres import Postgres, running_postgres
 
-NAME = "intake"
 ROUNDS = 3
 Ask = Callable[[str], Awaitable[int]]
 """What a query of the database counts."""
@@ -176,10 +175,8 @@ def figures(runs: Mapping[Kind, Sequence[Run]]) -> Iterator[Figure]:
             middle(floor.events_per_second for floor in floors),
             middle(floor.cpu_us_per_event for floor in floors),
         )
-        yield Figure(benchmark=NAME, what=f"raw loop, {database}", value=rate, unit="events/s")
-        yield Figure(
-            benchmark=NAME, what=f"raw loop, processor, {database}", value=used, unit="us/event"
-        )
+        yield Figure(f"raw loop, {database}", rate, "events/s")
+        yield Figure(f"raw loop, processor, {database}", used, "us/event")
     for kind, found in runs.items():
         of = f"{kind.database}, {kind.events}"
         ratio, rate = (
@@ -194,30 +191,12 @@ def figures(runs: Mapping[Kind, Sequence[Run]]) -> Iterator[Figure]:
             middle(one.evicted for one in found),
             middle(one.pending_seconds for one in found),
         )
-        yield Figure(
-            benchmark=NAME,
-            what=f"worker to raw loop, {of}",
-            value=ratio,
-            unit=RATIO,
-            at_least=LEAST_RATIO,
-        )
-        yield Figure(
-            benchmark=NAME,
-            what=f"processor, worker to raw loop, {of}",
-            value=used_ratio,
-            unit=RATIO,
-        )
-        yield Figure(
-            benchmark=NAME, what=f"worker, {of}", value=rate, unit="events/s", at_least=LEAST_RATE
-        )
-        yield Figure(benchmark=NAME, what=f"worker, processor, {of}", value=used, unit="us/event")
-        yield Figure(benchmark=NAME, what=f"evicted, {of}", value=evicted, unit="messages")
-        yield Figure(
-            benchmark=NAME,
-            what=f"last event stored to nothing pending, {of}",
-            value=pending,
-            unit="s",
-        )
+        yield Figure(f"worker to raw loop, {of}", ratio, RATIO, at_least=LEAST_RATIO)
+        yield Figure(f"processor, worker to raw loop, {of}", used_ratio, RATIO)
+        yield Figure(f"worker, {of}", rate, "events/s", at_least=LEAST_RATE)
+        yield Figure(f"worker, processor, {of}", used, "us/event")
+        yield Figure(f"evicted, {of}", evicted, "messages")
+        yield Figure(f"last event stored to nothing pending, {of}", pending, "s")
 
 
 async def fill(url: str, make: Callable[[int], bytes]) -> None:

@@ -26,7 +26,6 @@ from tests.benchmarks.system import System, cpu_seconds, resident_mb, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
 from turnfold.process.tasks import cancel_and_wait
 
-NAME = "load"
 SESSIONS = 200
 TURNS = 20
 CALLERS = 16
@@ -47,19 +46,8 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     ):
         size = await fill(one, client)
         visible = await until_visible(client)
-        yield Figure(
-            benchmark=NAME,
-            what="publish to an answer that shows it, p50",
-            value=visible.p50_ms,
-            unit="ms",
-            at_most=50,
-        )
-        yield Figure(
-            benchmark=NAME,
-            what="publish to an answer that shows it, p99",
-            value=visible.p99_ms,
-            unit="ms",
-        )
+        yield Figure("publish to an answer that shows it, p50", visible.p50_ms, "ms", at_most=50)
+        yield Figure("publish to an answer that shows it, p99", visible.p99_ms, "ms")
         floor = await called(one.url, "echo", size)
         used = cpu_seconds(query.pid)
         memory = resident_mb(query.pid), resident_mb(worker.pid)
@@ -72,39 +60,18 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
             cpu_seconds(query.pid) - used,
             (resident_mb(query.pid) - memory[0], resident_mb(worker.pid) - memory[1]),
         )
-    yield Figure(benchmark=NAME, what="echo, 16 at once", value=floor.rate, unit="requests/s")
-    yield Figure(benchmark=NAME, what="echo, 16 at once, p99", value=floor.spread.p99_ms, unit="ms")
+    yield Figure("echo, 16 at once", floor.rate, "requests/s")
+    yield Figure("echo, 16 at once, p99", floor.spread.p99_ms, "ms")
+    yield Figure("windows to echoes, 16 at once", found.rate / floor.rate, RATIO)
     yield Figure(
-        benchmark=NAME,
-        what="windows to echoes, 16 at once",
-        value=found.rate / floor.rate,
-        unit=RATIO,
+        "windows, 16 at once, 100 events/s beside", found.rate, "requests/s", at_least=1_500
     )
-    yield Figure(
-        benchmark=NAME,
-        what="windows, 16 at once, 100 events/s beside",
-        value=found.rate,
-        unit="requests/s",
-        at_least=1_500,
-    )
-    yield Figure(
-        benchmark=NAME, what="windows, 16 at once, p50", value=found.spread.p50_ms, unit="ms"
-    )
-    yield Figure(
-        benchmark=NAME,
-        what="windows, 16 at once, p99",
-        value=found.spread.p99_ms,
-        unit="ms",
-        at_most=20,
-    )
-    yield Figure(
-        benchmark=NAME, what="processor a window", value=used / found.number * 1000, unit="ms"
-    )
-    yield Figure(benchmark=NAME, what="reply", value=size, unit="bytes")
-    yield Figure(
-        benchmark=NAME, what="memory of the query server grew by", value=grown[0], unit="MB"
-    )
-    yield Figure(benchmark=NAME, what="memory of the worker grew by", value=grown[1], unit="MB")
+    yield Figure("windows, 16 at once, p50", found.spread.p50_ms, "ms")
+    yield Figure("windows, 16 at once, p99", found.spread.p99_ms, "ms", at_most=20)
+    yield Figure("processor a window", used / found.number * 1000, "ms")
+    yield Figure("reply", size, "bytes")
+    yield Figure("memory of the query server grew by", grown[0], "MB")
+    yield Figure("memory of the worker grew by", grown[1], "MB")
 
 
 class Called:

@@ -19,7 +19,6 @@ from tests.benchmarks.system import PENDING, children, cpu_seconds, resident_mb,
 from tests.benchmarks.texts import AGENT, prose, question
 from turnfold.client import Client, OutgoingEvent, session_key, turn_event
 
-NAME = "many"
 SESSIONS = 10_000
 PAST_MESSAGES = 46
 TURNS = 3
@@ -34,7 +33,7 @@ EVICTIONS = "SELECT count(*) FROM compactions"
 
 async def measure(directory: Path) -> AsyncIterator[Figure]:
     """Give every session a past, have all go on at once, then ask for windows while they go on slowly."""
-    random = Random(NAME)
+    random = Random("many")
     texts = [prose(random, 175) for _ in range(TEXTS)]
 
     def turns(messages: int) -> list[OutgoingEvent]:
@@ -57,21 +56,11 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         await one.ingested(await publish(client, going_on))
         seconds, used = time.perf_counter() - began, cpu_seconds(worker.pid) - used
         yield Figure(
-            benchmark=NAME,
-            what="from the first publish to the last stored",
-            value=len(going_on) / seconds,
-            unit="events/s",
+            "from the first publish to the last stored", len(going_on) / seconds, "events/s"
         )
-        yield Figure(
-            benchmark=NAME,
-            what="processor, worker",
-            value=used / len(going_on) * 1e6,
-            unit="us/event",
-        )
-        yield Figure(benchmark=NAME, what="evictions by then", value=one.ask(EVICTIONS)[0], unit="")
-        yield Figure(
-            benchmark=NAME, what="of them without a summary yet", value=one.ask(PENDING)[0], unit=""
-        )
+        yield Figure("processor, worker", used / len(going_on) * 1e6, "us/event")
+        yield Figure("evictions by then", one.ask(EVICTIONS)[0], "")
+        yield Figure("of them without a summary yet", one.ask(PENDING)[0], "")
         used = cpu_seconds(query.pid)
         publishing = asyncio.create_task(publish_slowly(client, turns(2)))
         taken = [
@@ -87,28 +76,15 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
             Spread.of(taken),
             f"{CALLERS} callers beside {EVENTS_PER_SECOND} events/s and summaries",
         )
-        yield Figure(
-            benchmark=NAME,
-            what=f"windows of any session, {beside}",
-            value=len(taken) / SECONDS,
-            unit="requests/s",
-        )
-        yield Figure(benchmark=NAME, what="the same, p50", value=spread.p50_ms, unit="ms")
-        yield Figure(benchmark=NAME, what="the same, p99", value=spread.p99_ms, unit="ms")
-        yield Figure(
-            benchmark=NAME,
-            what="the same, processor a window",
-            value=used / len(taken) * 1000,
-            unit="ms",
-        )
+        yield Figure(f"windows of any session, {beside}", len(taken) / SECONDS, "requests/s")
+        yield Figure("the same, p50", spread.p50_ms, "ms")
+        yield Figure("the same, p99", spread.p99_ms, "ms")
+        yield Figure("the same, processor a window", used / len(taken) * 1000, "ms")
         held = {"worker": worker.pid, "query server": query.pid, "nats-server": one.server_pid}
         for name, pid in held.items():
-            yield Figure(benchmark=NAME, what=f"memory, {name}", value=resident_mb(pid), unit="MB")
+            yield Figure(f"memory, {name}", resident_mb(pid), "MB")
         yield Figure(
-            benchmark=NAME,
-            what="memory, children of the worker",
-            value=sum(map(resident_mb, children(worker.pid))),
-            unit="MB",
+            "memory, children of the worker", sum(map(resident_mb, children(worker.pid))), "MB"
         )
 
 

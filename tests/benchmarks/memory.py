@@ -21,7 +21,6 @@ from tests.benchmarks.system import children, resident_mb, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
 from turnfold.process.tasks import cancel_and_wait
 
-NAME = "memory"
 SESSIONS = 200
 TURNS_A_SESSION = 40
 EVENTS_PER_SECOND = 50
@@ -52,23 +51,15 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
             for name, megabytes in _held(worker, query, one.server_pid).items():
                 seen.setdefault(name, []).append(megabytes)
         await cancel_and_wait(*load)
-    yield Figure(benchmark=NAME, what="length of the run", value=MINUTES, unit="min")
+    yield Figure("length of the run", MINUTES, "min")
     for name, held in seen.items():
         warm = int(len(at) * WARM_SHARE)
         slope = linear_regression(at[warm:], held[warm:]).slope
         yield Figure(
-            benchmark=NAME,
-            what=f"{name}, after the warm-up",
-            value=middle(held[warm : warm + len(held) // 10 + 1]),
-            unit="MB",
+            f"{name}, after the warm-up", middle(held[warm : warm + len(held) // 10 + 1]), "MB"
         )
-        yield Figure(
-            benchmark=NAME,
-            what=f"{name}, at the end",
-            value=middle(held[-len(held) // 10 :]),
-            unit="MB",
-        )
-        yield Figure(benchmark=NAME, what=f"{name}, slope", value=slope, unit="MB/hour")
+        yield Figure(f"{name}, at the end", middle(held[-len(held) // 10 :]), "MB")
+        yield Figure(f"{name}, slope", slope, "MB/hour")
 
 
 def _held(worker: Process, query: Process, server_pid: int) -> Mapping[str, float]:
@@ -82,7 +73,7 @@ def _held(worker: Process, query: Process, server_pid: int) -> Mapping[str, floa
 
 
 async def _publish(client: Client) -> None:
-    stream, random, number = client.jetstream(timeout=30), Random(NAME), 0
+    stream, random, number = client.jetstream(timeout=30), Random("memory"), 0
     began = time.monotonic()
     while True:
         session, id = _session(number), f"m-{number}"
@@ -94,7 +85,7 @@ async def _publish(client: Client) -> None:
 
 
 async def _ask(client: Client) -> None:
-    random, began, number = Random(NAME), time.monotonic(), 0
+    random, began, number = Random("memory"), time.monotonic(), 0
     while True:
         now = int((time.monotonic() - began) * EVENTS_PER_SECOND)
         session = _session(now - random.randrange(SESSIONS))

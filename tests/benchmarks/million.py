@@ -22,7 +22,6 @@ from tests.benchmarks.floors import echo
 from tests.benchmarks.system import System, cpu_seconds, file_reads, system
 from tests.benchmarks.texts import AGENT, headers, prose, subject
 
-NAME = "million"
 MOST = int(os.environ.get("BENCH_MILLION_MESSAGES", "1000000"))
 SIZES = [size for size in (1_000, 100_000) if size < MOST] + [MOST]
 USUAL_MESSAGES = 100
@@ -76,7 +75,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         megabytes = one.database.stat().st_size / 1e6
     for figure in figures(seen):
         yield figure
-    yield Figure(benchmark=NAME, what="file of the database", value=megabytes, unit="MB")
+    yield Figure("file of the database", megabytes, "MB")
 
 
 def figures(seen: Mapping[int, Seen]) -> Iterator[Figure]:
@@ -89,42 +88,19 @@ def figures(seen: Mapping[int, Seen]) -> Iterator[Figure]:
                 here.asked.p50_ms / least.asked.p50_ms,
                 here.processor_ms / least.processor_ms,
             )
-            yield Figure(
-                benchmark=NAME,
-                what=f"p50 to that at {SIZES[0]:,}, {of}",
-                value=slower,
-                unit=RATIO,
-                at_most=FLAT,
-            )
-            yield Figure(
-                benchmark=NAME,
-                what=f"processor to that at {SIZES[0]:,}, {of}",
-                value=dearer,
-                unit=RATIO,
-                at_most=FLAT,
-            )
-        yield Figure(
-            benchmark=NAME,
-            what=f"p50 to an echo, {of}",
-            value=here.asked.p50_ms / here.echoed.p50_ms,
-            unit=RATIO,
-        )
-        yield Figure(benchmark=NAME, what=f"p50, {of}", value=here.asked.p50_ms, unit="ms")
-        yield Figure(benchmark=NAME, what=f"p99, {of}", value=here.asked.p99_ms, unit="ms")
-        yield Figure(
-            benchmark=NAME, what=f"processor a request, {of}", value=here.processor_ms, unit="ms"
-        )
-        yield Figure(
-            benchmark=NAME, what=f"reads of files a request, {of}", value=here.reads, unit=""
-        )
-        yield Figure(
-            benchmark=NAME, what=f"filled up to {of} in", value=here.filled_seconds, unit="s"
-        )
+            yield Figure(f"p50 to that at {SIZES[0]:,}, {of}", slower, RATIO, at_most=FLAT)
+            yield Figure(f"processor to that at {SIZES[0]:,}, {of}", dearer, RATIO, at_most=FLAT)
+        yield Figure(f"p50 to an echo, {of}", here.asked.p50_ms / here.echoed.p50_ms, RATIO)
+        yield Figure(f"p50, {of}", here.asked.p50_ms, "ms")
+        yield Figure(f"p99, {of}", here.asked.p99_ms, "ms")
+        yield Figure(f"processor a request, {of}", here.processor_ms, "ms")
+        yield Figure(f"reads of files a request, {of}", here.reads, "")
+        yield Figure(f"filled up to {of} in", here.filled_seconds, "s")
 
 
 async def fill(one: System, client: Client, size: int) -> None:
     """Store other sessions until there are so many messages."""
-    stream, random, seq = client.jetstream(timeout=60), Random(NAME), 0
+    stream, random, seq = client.jetstream(timeout=60), Random("million"), 0
     texts = [prose(random, 60) for _ in range(TEXTS)]
     missing = size - one.ask("SELECT count(*) FROM messages")[0]
     numbers = range(size, size + missing // A_SESSION)

@@ -25,7 +25,6 @@ from tests.benchmarks.system import System, system
 from tests.benchmarks.texts import event, headers, subject, turn
 from turnfold.process.tasks import cancel_and_wait
 
-NAME = "own write"
 SECONDS = float(os.environ.get("BENCH_OWN_SECONDS", "20"))
 SLICE_SECONDS = 2.0
 SESSIONS = 20
@@ -134,29 +133,18 @@ def figures(sides: list[Side]) -> list[Figure]:
             named = f"{what} {side.what}"
             bound = None if side is sides[0] else 20.0
             shown += [
-                Figure(benchmark=NAME, what=f"{named}, p50", value=spread.p50_ms, unit="ms"),
-                Figure(
-                    benchmark=NAME, what=f"{named}, p99", value=spread.p99_ms, unit="ms",
-                    at_most=bound,
-                ),
+                Figure(f"{named}, p50", spread.p50_ms, "ms"),
+                Figure(f"{named}, p99", spread.p99_ms, "ms", at_most=bound),
             ]  # fmt: skip
             if side is not sides[0]:
                 ratio = spread.p99_ms / alone.p99_ms
-                shown.append(
-                    Figure(benchmark=NAME, what=f"p99 of {named} to alone", value=ratio, unit=RATIO)
-                )
+                shown.append(Figure(f"p99 of {named} to alone", ratio, RATIO))
         versions = side.one.ask(VERSIONS)[0]
-        shown.append(
-            Figure(benchmark=NAME, what=f"versions {side.what}", value=versions, unit="summaries")
-        )
+        shown.append(Figure(f"versions {side.what}", versions, "summaries"))
     delays = [row[0] for row in sides[0].one.all(DELAYS)]
     shown.append(
         Figure(
-            benchmark=NAME,
-            what="eviction to its summary in force, one session, p50",
-            value=middle(delays),
-            unit="ms",
-            at_most=250,
+            "eviction to its summary in force, one session, p50", middle(delays), "ms", at_most=250
         )
     )
     return shown

@@ -23,7 +23,6 @@ from tests.benchmarks.figures import RATIO, Figure
 from tests.benchmarks.system import System, system
 from tests.benchmarks.texts import event, headers, question, subject, turn
 
-NAME = "prefix"
 TURNS = 200
 BUDGETS_IN_TURNS = {"five turns": 5, "ten turns": 10, "twenty turns": 20}
 GOALS = {"five turns": 0.75, "ten turns": 0.85, "twenty turns": None}
@@ -76,33 +75,16 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
             run = await run_agent(one, client, turns, name, budget)
             trimmed = trimmed_run(turns, budget)
             yield Figure(
-                benchmark=NAME,
-                what=f"prefix that stands, mean, {name}",
-                value=mean(run.shares),
-                unit=RATIO,
-                at_least=GOALS[name],
+                f"prefix that stands, mean, {name}", mean(run.shares), RATIO, at_least=GOALS[name]
             )
             yield Figure(
-                benchmark=NAME,
-                what=f"cost, to the newest that fit, {name}",
-                value=run.cost / trimmed.cost,
-                unit=RATIO,
-                at_most=0.5,
+                f"cost, to the newest that fit, {name}", run.cost / trimmed.cost, RATIO, at_most=0.5
             )
             yield Figure(
-                benchmark=NAME,
-                what=f"cost, to the same windows uncached, {name}",
-                value=run.cost / run.uncached_cost,
-                unit=RATIO,
+                f"cost, to the same windows uncached, {name}", run.cost / run.uncached_cost, RATIO
             )
         run = await run_agent(one, client, turns[: TURNS // 10], "roomy", ROOMY_TOKENS)
-        yield Figure(
-            benchmark=NAME,
-            what="prefix that stands, least, roomy",
-            value=min(run.shares),
-            unit=RATIO,
-            at_least=1.0,
-        )
+        yield Figure("prefix that stands, least, roomy", min(run.shares), RATIO, at_least=1.0)
 
 
 async def run_agent(

@@ -27,7 +27,6 @@ from tests.benchmarks.texts import prose, turn
 from tests.ports import free_port
 from tests.provider import Provider, ProviderReply, ProviderRequest, completion, running_provider
 
-NAME = "proxy"
 SHORT_TURNS = 10
 """Turns after which a short conversation begins anew."""
 CONVERSATIONS = ("short", 0, 60), ("long", 240, 60), ("longest", 1_200, 10)
@@ -59,9 +58,9 @@ class Measured:
             strict=True,
         ):  # fmt: skip
             bound = goal if has_goal else None
-            yield _figure(f"{self.kind}: added, {name}", ours - theirs, bound)
-            yield _figure(f"{self.kind}: through the proxy, {name}", ours)
-            yield _figure(f"{self.kind}: bare, {name}", theirs)
+            yield Figure(f"{self.kind}: added, {name}", ours - theirs, "ms", at_most=bound)
+            yield Figure(f"{self.kind}: through the proxy, {name}", ours, "ms")
+            yield Figure(f"{self.kind}: bare, {name}", theirs, "ms")
 
 
 async def measure(directory: Path) -> AsyncIterator[Figure]:
@@ -92,7 +91,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
                     await caller.turn(number, requests, steps)
                 used = cpu_seconds(process.pid) - cpu_seconds(floor_pid) - before
                 calls = turns * (STEPS + 1)
-                yield _figure(f"{what}: processor time added per call", used / calls * 1e3)
+                yield Figure(f"{what}: processor time added per call", used / calls * 1e3, "ms")
                 for measured in (requests, steps):
                     if what != CONVERSATIONS[-1][0]:
                         everything.proxied += measured.proxied
@@ -194,7 +193,3 @@ async def bare(provider: Provider) -> AsyncGenerator[tuple[str, int]]:
 
 def _client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, trust_env=False, timeout=60)
-
-
-def _figure(what: str, value: float, bound: float | None = None) -> Figure:
-    return Figure(benchmark=NAME, what=what, value=value, unit="ms", at_most=bound)

@@ -22,7 +22,6 @@ from tests.nats_server import nats_server
 from turnfold.bus.streams import EVENTS
 from turnfold.client import Client, OutgoingEvent, session_key, turn_event
 
-NAME = "publishing"
 ROUNDS = 3
 ONE_BY_ONE, SIDE_BY_SIDE, IN_BATCHES = 1_000, 4_000, 20_000
 IN_FLIGHT = 32
@@ -57,21 +56,12 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     for way in dict.fromkeys(way for _, way in found):
         floor, own = (middle(one.events_per_second for one in found[who, way]) for who in WHO)
         goal = LEAST_RATE if way == batches_of(BATCHES[-1]) else None
-        yield Figure(
-            benchmark=NAME,
-            what=f"ours to the bus's own client, {way}",
-            value=own / floor,
-            unit=RATIO,
-        )
-        yield Figure(benchmark=NAME, what=f"ours, {way}", value=own, unit="events/s", at_least=goal)
-        yield Figure(
-            benchmark=NAME, what=f"the bus's own client, {way}", value=floor, unit="events/s"
-        )
+        yield Figure(f"ours to the bus's own client, {way}", own / floor, RATIO)
+        yield Figure(f"ours, {way}", own, "events/s", at_least=goal)
+        yield Figure(f"the bus's own client, {way}", floor, "events/s")
         for who in WHO:
             used = middle(one.cpu_us_per_event for one in found[who, way])
-            yield Figure(
-                benchmark=NAME, what=f"processor, {who}, {way}", value=used, unit="us/event"
-            )
+            yield Figure(f"processor, {who}, {way}", used, "us/event")
 
 
 Way = tuple[str, int, Callable[[], Awaitable[object]]]

@@ -36,7 +36,6 @@ from tests.benchmarks.texts import WORDS, event, headers, question, subject
 from tests.postgres import running_postgres
 from turnfold.store.database.engine import Database
 
-NAME = "recall"
 SIZES = (1_000, 10_000, 100_000)
 GOALS_MS: dict[str, dict[int, float]] = {
     "sqlite": {1_000: 1.5, 10_000: 3.0, 100_000: 4.0},
@@ -200,11 +199,9 @@ def figures(session: AgedSession) -> list[Figure]:
     added_ms = spreads[True].p50_ms - spreads[False].p50_ms
     goal_ms = GOALS_MS[session.database].get(session.messages)
     return [
-        Figure(
-            benchmark=NAME, what=f"added, p50, {of}", value=added_ms, unit="ms", at_most=goal_ms
-        ),
+        Figure(f"added, p50, {of}", added_ms, "ms", at_most=goal_ms),
         *(
-            Figure(benchmark=NAME, what=f"{what}, {of}", value=value, unit="ms")
+            Figure(f"{what}, {of}", value, "ms")
             for recall, name in ((True, "with recall"), (False, "without"))
             for what, value in (
                 (f"{name}, p50", spreads[recall].p50_ms),

@@ -19,7 +19,6 @@ from tests.benchmarks.figures import RATIO, Figure, middle
 from tests.benchmarks.system import system
 from tests.environment import clean_environ
 
-NAME = "sessions"
 ROOT = Path(__file__).parents[2]
 PYTHON_VARIABLE = "BENCH_AGENTS_PYTHON"
 PROGRAM = ROOT / "tests" / "benchmarks" / "agents_sessions.py"
@@ -45,23 +44,11 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         of = f"{int(size):,} items"
         for what, goal in GOALS.items():
             floor = middle(times[f"floor {what}"]) * 1e3
-            yield Figure(
-                benchmark=NAME, what=f"SQLiteSession's {what}, {of}", value=floor, unit="ms"
-            )
+            yield Figure(f"SQLiteSession's {what}, {of}", floor, "ms")
             bound = TAIL_MS if what == "tail" else None
             for who, client in CLIENTS.items():
                 own = middle(times[f"{who} {what}"]) * 1e3
                 yield Figure(
-                    benchmark=NAME,
-                    what=f"{what}{client} to SQLiteSession, {of}",
-                    value=own / floor,
-                    unit=RATIO,
-                    at_most=goal,
+                    f"{what}{client} to SQLiteSession, {of}", own / floor, RATIO, at_most=goal
                 )
-                yield Figure(
-                    benchmark=NAME,
-                    what=f"{what}{client}, {of}",
-                    value=own,
-                    unit="ms",
-                    at_most=bound,
-                )
+                yield Figure(f"{what}{client}, {of}", own, "ms", at_most=bound)

@@ -20,7 +20,6 @@ from tests.benchmarks.system import PROGRAM, proportional_mb, ready_line, stop
 from tests.benchmarks.texts import event, headers, question, subject, turn
 from tests.environment import clean_environ
 
-NAME = "start"
 ROUNDS = 5
 REQUESTS = 1_000
 TURNS = 100
@@ -43,28 +42,12 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
                     at_rest = sum(map(proportional_mb, pids.values()))
                     await use(ready["nats_url"])
                     memory = {name: proportional_mb(pid) for name, pid in pids.items()}
-    yield Figure(
-        benchmark=NAME, what="ready, first start", value=middle(first), unit="s", at_most=2.0
-    )
-    yield Figure(
-        benchmark=NAME, what="ready, later starts", value=middle(later), unit="s", at_most=1.5
-    )
-    yield Figure(
-        benchmark=NAME,
-        what="memory at rest, all processes",
-        value=at_rest,
-        unit="MB",
-        at_most=250.0,
-    )
+    yield Figure("ready, first start", middle(first), "s", at_most=2.0)
+    yield Figure("ready, later starts", middle(later), "s", at_most=1.5)
+    yield Figure("memory at rest, all processes", at_rest, "MB", at_most=250.0)
     for name, megabytes in memory.items():
         what = f"memory after {REQUESTS:,} requests, {name}"
-        yield Figure(
-            benchmark=NAME,
-            what=what,
-            value=megabytes,
-            unit="MB",
-            at_most=100.0 if name == "query" else None,
-        )
+        yield Figure(what, megabytes, "MB", at_most=100.0 if name == "query" else None)
 
 
 @asynccontextmanager

@@ -23,7 +23,6 @@ from tests.postgres import running_postgres
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.store.database.engine import Database
 
-NAME = "stored"
 SESSIONS = 100
 TURNS = int(os.environ.get("BENCH_STORED_TURNS", "50"))
 MESSAGES_A_TURN = 4
@@ -42,9 +41,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     messages = SESSIONS * TURNS * MESSAGES_A_TURN
 
     def a_message(what: str, value: float) -> Figure:
-        return Figure(
-            benchmark=NAME, what=f"bytes a message, {what}", value=value / messages, unit="B"
-        )
+        return Figure(f"bytes a message, {what}", value / messages, "B")
 
     with ExitStack() as stack:
         postgres = stack.enter_context(running_postgres())
@@ -66,17 +63,9 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
                     yield a_message("published", published)
                     yield a_message("in the stream", streamed)
                     yield Figure(
-                        benchmark=NAME,
-                        what="evictions of 1,000 turns",
-                        value=1000 * evictions / SESSIONS / TURNS,
-                        unit="",
+                        "evictions of 1,000 turns", 1000 * evictions / SESSIONS / TURNS, ""
                     )
-                    yield Figure(
-                        benchmark=NAME,
-                        what="messages evicted of 1,000",
-                        value=1000 * evicted / messages,
-                        unit="",
-                    )
+                    yield Figure("messages evicted of 1,000", 1000 * evicted / messages, "")
                     yield a_message(name, size)
                 else:
                     (size,) = await ask(database, SIZE)
@@ -94,7 +83,7 @@ def size_of(directory: Path) -> int:
 
 async def publish(url: str) -> tuple[int, int]:
     """Publish all turns; the bytes of the events, and those of the stream."""
-    random = Random(NAME)
+    random = Random("stored")
     async with await nats.connect(url) as client:
         stream = client.jetstream()
         published = 0

@@ -57,7 +57,6 @@ from turnfold.messages import Message
 from turnfold.operations.query.search import found, question_of
 from turnfold.ports.search import Scope
 
-NAME = "survival"
 PRESETS = ("balanced", "static-buffer")
 LEAST_MESSAGES = 200
 MODEL_WINDOW = 200_000
@@ -148,17 +147,14 @@ async def measure(folder: Path) -> AsyncIterator[Figure]:
         if recorded:
             goal = 99.0 if has_goal else None
             what = f"{of} sessions: a search for a value alone has a message with it among its first 5 hits, mean"
-            yield Figure(benchmark=NAME, what=what, value=mean(loose), unit="%", at_least=goal)
+            yield Figure(what, mean(loose), "%", at_least=goal)
             yield Figure(
-                benchmark=NAME,
-                what=f"{of} sessions: the same, and it is the first that named it",
-                value=mean(strict),
-                unit="%",
+                f"{of} sessions: the same, and it is the first that named it", mean(strict), "%"
             )
         for session in recorded:
             for number, kept in enumerate(kept_by_their_agents(session), start=1):
                 what = f"{session.name[:16]}: of all values before compaction {number}, kept by the agent's own summary"
-                yield Figure(benchmark=NAME, what=what, value=100 * kept.share, unit="%")
+                yield Figure(what, 100 * kept.share, "%")
 
 
 def figures(found: Sequence[Session], preset: str, *, has_goal: bool) -> Iterator[Figure]:
@@ -179,25 +175,12 @@ def figures(found: Sequence[Session], preset: str, *, has_goal: bool) -> Iterato
         kept_back, kept = kept_in(entries, back), kept_in(entries, all_values)
         of = f"{preset}, {session.name[:16]}"
         yield Figure(
-            benchmark=NAME,
-            what=f"{of}: of {len(back)} values named again, in the ledger",
-            value=100 * kept_back.share,
-            unit="%",
+            f"{of}: of {len(back)} values named again, in the ledger", 100 * kept_back.share, "%"
         )
         what = f"{of}: of the best possible {most} of {len(all_values)}, in the ledger"
-        yield Figure(benchmark=NAME, what=what, value=100 * kept.kept / max(most, 1), unit="%")
-        yield Figure(
-            benchmark=NAME,
-            what=f"{of}: ledger after {len(done.seconds)} versions",
-            value=done.ledgers[-1],
-            unit="tokens",
-        )
-        yield Figure(
-            benchmark=NAME,
-            what=f"{of}: of all values, in the ledger",
-            value=100 * kept.share,
-            unit="%",
-        )
+        yield Figure(what, 100 * kept.kept / max(most, 1), "%")
+        yield Figure(f"{of}: ledger after {len(done.seconds)} versions", done.ledgers[-1], "tokens")
+        yield Figure(f"{of}: of all values, in the ledger", 100 * kept.share, "%")
         covered.append(100 * kept.kept / max(best_cover(all_values, policy.ledger_max_tokens), 1))
         alone.append(100 * kept_alone(done.draft, all_values).kept / max(most, 1))
         again_alone.append(100 * kept_alone(done.draft, back).share)
@@ -207,45 +190,23 @@ def figures(found: Sequence[Session], preset: str, *, has_goal: bool) -> Iterato
         seconds += done.seconds
     goals = (60.0, 80.0) if has_goal else (None, None)
     of = f"{preset}, {'coding' if has_goal else 'ops'} sessions"
-    yield Figure(
-        benchmark=NAME,
-        what=f"{of}: named again and in the ledger, mean",
-        value=mean(again),
-        unit="%",
-        at_least=goals[0],
-    )
-    yield Figure(
-        benchmark=NAME,
-        what=f"{of}: of the best possible number, mean",
-        value=mean(best),
-        unit="%",
-        at_least=goals[1],
-    )
+    yield Figure(f"{of}: named again and in the ledger, mean", mean(again), "%", at_least=goals[0])
+    yield Figure(f"{of}: of the best possible number, mean", mean(best), "%", at_least=goals[1])
     for name, shares in (
         ("named again and in the ledger", again),
         ("of the best possible number", best),
     ):
-        yield Figure(benchmark=NAME, what=f"{of}: {name}, least", value=min(shares), unit="%")
+        yield Figure(f"{of}: {name}, least", min(shares), "%")
     yield Figure(
-        benchmark=NAME,
-        what=f"{of}: named again and a value of an entry by itself, mean",
-        value=mean(again_alone),
-        unit="%",
+        f"{of}: named again and a value of an entry by itself, mean", mean(again_alone), "%"
     )
     yield Figure(
-        benchmark=NAME,
-        what=f"{of}: values of an entry by themselves, of the best possible, mean",
-        value=mean(alone),
-        unit="%",
+        f"{of}: values of an entry by themselves, of the best possible, mean", mean(alone), "%"
     )
     what = f"{of}: of the best possible where paths inside others count there too, mean"
-    yield Figure(benchmark=NAME, what=what, value=mean(covered), unit="%")
-    yield Figure(
-        benchmark=NAME, what=f"{of}: values that values_in finds, mean", value=mean(known), unit="%"
-    )
-    yield Figure(
-        benchmark=NAME, what=f"{of}: a version, median", value=1000 * middle(seconds), unit="ms"
-    )
+    yield Figure(what, mean(covered), "%")
+    yield Figure(f"{of}: values that values_in finds, mean", mean(known), "%")
+    yield Figure(f"{of}: a version, median", 1000 * middle(seconds), "ms")
 
 
 def mean(values: Sequence[float]) -> float:

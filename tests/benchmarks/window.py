@@ -42,7 +42,6 @@ from turnfold.core.window.window import WindowRequest, budget_of, build_window, 
 from turnfold.errors import CannotFit
 from turnfold.model_info.tokenizer import load_counter
 
-NAME = "window"
 MESSAGES = 1_000
 ROUNDS = 9
 MODEL_WINDOW = 128_000
@@ -138,9 +137,9 @@ def _timed(name: str, bodies: list[Json], python: str | None, directory: Path) -
             if trimmer
             else {}
         )
-    yield from (_shown(f"{name}: {what}", middle(times) * 1e3, "ms") for what, times in own.items())
+    yield from (Figure(f"{name}: {what}", middle(times) * 1e3, "ms") for what, times in own.items())
     yield from (
-        _shown(f"{name}: trim_messages {what}", middle(times) * 1e3, "ms")
+        Figure(f"{name}: trim_messages {what}", middle(times) * 1e3, "ms")
         for what, times in trim.items()
         if times
     )
@@ -159,15 +158,9 @@ def _timed(name: str, bodies: list[Json], python: str | None, directory: Path) -
             middle(own["cold compress"]) / middle(trim["tokenizer"]),
             1.0,
         )
-    yield Figure(
-        benchmark=NAME,
-        what=f"{name}: cuts that cannot be sent",
-        value=_own_invalid(live),
-        unit="%",
-        at_most=0.0,
-    )
+    yield Figure(f"{name}: cuts that cannot be sent", _own_invalid(live), "%", at_most=0.0)
     for options, share in invalid.items():
-        yield _shown(f"{name}: cuts that cannot be sent, trim_messages, {options}", share, "%")
+        yield Figure(f"{name}: cuts that cannot be sent, trim_messages, {options}", share, "%")
 
 
 def weighed(body: Json, count: Callable[[str], int]) -> Said:
@@ -372,11 +365,7 @@ def _classified() -> Figure:
     ]
     slowest = max(min(_seconds_to_classify(body) for _ in range(3)) for body in bodies)
     return Figure(
-        benchmark=NAME,
-        what=f"classification, slowest of {len(bodies):,} messages",
-        value=slowest * 1e3,
-        unit="ms",
-        at_most=1.0,
+        f"classification, slowest of {len(bodies):,} messages", slowest * 1e3, "ms", at_most=1.0
     )
 
 
@@ -391,13 +380,9 @@ def _seconds_to_classify(body: Json) -> float:
     return time.perf_counter() - began
 
 
-def _shown(what: str, value: float, unit: str) -> Figure:
-    return Figure(benchmark=NAME, what=what, value=value, unit=unit)
-
-
 def _ratio(what: str, value: float, goal: float | None) -> Figure:
-    return Figure(benchmark=NAME, what=what, value=value, unit="x", at_most=goal)
+    return Figure(what, value, "x", at_most=goal)
 
 
 def _steadiness(what: str, value: float, goal: float | None) -> Figure:
-    return Figure(benchmark=NAME, what=what, value=value, unit="%", at_least=goal)
+    return Figure(what, value, "%", at_least=goal)
