@@ -1,14 +1,14 @@
 """Checks of the summary model for `turnfold doctor`."""
 
 import asyncio
-import json
 from urllib.parse import urlsplit
 
 from turnfold.cli.diagnoses import Finding
 from turnfold.core.policy.allowance import SESSION_MODEL, is_named
 from turnfold.models.litellm_installed import can_call_models
 from turnfold.process.directory import is_alive
-from turnfold.settings import READY_FILE, Settings, redacted
+from turnfold.settings import Settings, redacted
+from turnfold.settings.reading import read_ready
 
 MODEL_SECONDS = 5.0
 
@@ -111,12 +111,7 @@ async def _request_summary(settings: Settings, model: str) -> Finding:
 
 def _model_pid(settings: Settings) -> int | None:
     """Return the id of the process that calls the model, if the data directory names it."""
-    if settings.data_dir is None:
-        return None
-    try:
-        pid = json.loads((settings.data_dir / READY_FILE).read_text(encoding="utf-8"))["pids"][
-            "model"
-        ]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    ready = None if settings.data_dir is None else read_ready(settings.data_dir)
+    pids = (ready or {}).get("pids")
+    pid = pids.get("model") if isinstance(pids, dict) else None
     return pid if isinstance(pid, int) else None

@@ -3,8 +3,8 @@
 Each process reads them once at its start, with `read_settings`. An unknown name stops the start.
 """
 
-from turnfold.settings.reading import READY_FILE, read_settings, short_overrides
+from turnfold.settings.reading import read_settings, short_overrides
 from turnfold.settings.urls import http_url, redacted
 from turnfold.settings.values import Settings
 
-__all__ = ["READY_FILE", "Settings", "http_url", "read_settings", "redacted", "short_overrides"]
+__all__ = ["Settings", "http_url", "read_settings", "redacted", "short_overrides"]
