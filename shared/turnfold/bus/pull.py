@@ -14,7 +14,7 @@ from nats.aio.subscription import Subscription
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
-from turnfold.bus.repeated import RepeatedMessages, is_repeated, oldest_of
+from turnfold.bus.repeated import RepeatedMessages, is_repeated, number_of, oldest_of
 from turnfold.errors import StartError
 from turnfold.nats_client.responses import UNREADABLE
 from turnfold.process.tasks import at_most
@@ -42,7 +42,6 @@ INFO_SECONDS = 2.0
 STATUS_SECONDS = 0.1
 """The shortest interval between two requests that follow a status message."""
 STATUSES = ("100", "404", "408", "409", "503")
-MOST_DIGITS = 19
 ACK = "$JS.ACK."
 GONE = ("consumer deleted", "consumer is push based")
 
@@ -256,10 +255,8 @@ class PullConsumer:
         if any(text in description for text in GONE):
             self._suspicion = f"the bus says: {description}"
             return
-        left, left_bytes = (
-            _number(headers.get("Nats-Pending-Messages")),
-            _number(headers.get("Nats-Pending-Bytes")),
-        )
+        left = number_of(headers.get("Nats-Pending-Messages", ""))
+        left_bytes = number_of(headers.get("Nats-Pending-Bytes", ""))
         self._asked_for(
             self._asked - (self._asked if left is None else left),
             self._asked_bytes - (self._asked_bytes if left_bytes is None else left_bytes),
@@ -341,12 +338,3 @@ class PullConsumer:
         except (nats.errors.Error, JetStreamError, TimeoutError, *UNREADABLE):
             return or_silent
         return info.config.deliver_subject is not None
-
-
-def _number(text: str | None) -> int | None:
-    """Return the number in a header, or None."""
-    return (
-        int(text)
-        if text is not None and text.isascii() and text.isdigit() and len(text) < MOST_DIGITS
-        else None
-    )

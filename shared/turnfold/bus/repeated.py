@@ -28,10 +28,12 @@ def acknowledgement_tokens(reply: str) -> list[str]:
 def is_repeated(message: Msg) -> bool:
     """Return whether a message was delivered often; any client may have written its reply."""
     deliveries = acknowledgement_tokens(message.reply)[4:5]
-    return any(
-        number.isascii() and number.isdigit() and len(number) < MOST_DIGITS and int(number) > OFTEN
-        for number in deliveries
-    )
+    return any((number_of(text) or 0) > OFTEN for text in deliveries)
+
+
+def number_of(text: str) -> int | None:
+    """Return the number that a text is; None if it is none, as any client may have written it."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < MOST_DIGITS else None
 
 
 def oldest_of(waiting: deque[Msg], most: int, most_bytes: int) -> list[Msg]:
