@@ -4,10 +4,12 @@ Nothing here is imported by the rest of Turnfold, and no framework is installed 
 was asked for.
 """
 
-from types import TracebackType
+from collections.abc import Generator
+from contextlib import contextmanager
 
 
-class requires:  # noqa: N801  # used like a statement
+@contextmanager
+def requires(extra: str) -> Generator[None]:
     """Import a framework in this block; where it is missing, the error names the extra.
 
     ```python
@@ -18,23 +20,11 @@ class requires:  # noqa: N801  # used like a statement
     Raises:
         ImportError: a module is missing in the environment.
     """
-
-    def __init__(self, extra: str) -> None:
-        self._extra = extra
-
-    def __enter__(self) -> None:
-        """Begin the imports."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Name the extra in place of the missing module."""
-        if isinstance(error, ModuleNotFoundError):
-            raise ImportError(  # noqa: TRY004  # what an import raises
-                f"turnfold.integrations.{self._extra.replace('-', '_')} needs the module "
-                f"{error.name}; install it with: pip install 'turnfold[{self._extra}]'",
-                name=error.name,
-            ) from error
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"turnfold.integrations.{extra.replace('-', '_')} needs the module "
+            f"{error.name}; install it with: pip install 'turnfold[{extra}]'",
+            name=error.name,
+        ) from error
