@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
 from itertools import count, groupby
-from typing import Any
 
 from turnfold.client import OutgoingEvent, result_event, session_key, turn_event
 from turnfold.client.events import encoded
@@ -98,16 +97,13 @@ def events_of(
             is_chat = conversation.shape is Shape.CHAT
             is_alone = step is Step.MESSAGE and len(part.messages) == 1
             if is_alone and is_chat and _is_plain_result(message):
-                result: dict[str, Any] = {
-                    "name": message.get("name"),
-                    "is_error": bool(message.get("is_error")),
-                }
                 event = result_event(
                     recording.key,
                     message["tool_call_id"],
                     message["content"],
                     event_id=event_id,
-                    **result,
+                    name=message.get("name"),
+                    is_error=bool(message.get("is_error")),
                 )
             else:
                 event = turn_event(

@@ -176,12 +176,13 @@ def _config_file(path: Path) -> _Layer:
         ) from error
     except (ValueError, RecursionError) as error:
         raise StartError(f"{path} is not TOML: {error}") from error
-    policy = document.pop("policy", {})
-    if not isinstance(policy, dict):
-        raise StartError(f"policy in {path} must be a table: write [policy] and its numbers below")
-    limits = document.pop("limit", {})
-    if not isinstance(limits, dict):
-        raise StartError(f"limit in {path} must be a table: write [limit] and its numbers below")
+    tables = {name: document.pop(name, {}) for name in ("policy", "limit")}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise StartError(
+                f"{name} in {path} must be a table: write [{name}] and its numbers below"
+            )
+    policy, limits = tables.values()
     known = [name for name in SETTING_NAMES if name != "config"]
     kinds = (
         (document, known, "setting"),
