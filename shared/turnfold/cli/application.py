@@ -1,7 +1,7 @@
 """The command line application.
 
 A module that is named as a command has a function of that name. Modules with several commands add
-them with a function `register`.
+them with a function `register`. `help_panels` lists all commands.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import turnfold.cli
-from turnfold.cli.command_groups import PlainCommand, SortedCommands
+from turnfold.cli.command_groups import CommandsInPanels, PlainCommand
 from turnfold.cli.help_panels import COMPLETE_VARIABLE, PANELS
 from turnfold.cli.services import SERVICES
 
@@ -24,7 +24,7 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
     """Build the application with all commands that these arguments may need."""
     app = typer.Typer(
         name="turnfold",
-        cls=SortedCommands,
+        cls=CommandsInPanels,
         no_args_is_help=True,
         # Its options would stand first in every help; `turnfold completion` prints the script.
         add_completion=COMPLETE_VARIABLE in os.environ,

@@ -30,7 +30,7 @@ class PlainCommand(TyperCommand):
 
 
 class SortedCommands(TyperGroup):
-    """The commands in groups, with those used most often first."""
+    """The commands of a group, by name."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options."""
@@ -38,7 +38,7 @@ class SortedCommands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the help."""
-        return sorted(super().list_commands(ctx), key=sort_key)
+        return sorted(super().list_commands(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command; end the program with one sentence if there is none of this name."""
@@ -50,6 +50,14 @@ class SortedCommands(TyperGroup):
             )
             raise typer.Exit(WRONG_USAGE)
         return super().resolve_command(ctx, args)
+
+
+class CommandsInPanels(SortedCommands):
+    """The commands of the application in panels, those used most often first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the help."""
+        return sorted(super().list_commands(ctx), key=sort_key)
 
 
 def _arguments_last(params: Sequence[Any], words: list[str]) -> list[str]:

@@ -99,7 +99,7 @@ def promote(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a version in force. The others stay, and any of them can be promoted again."""
+    """Put a version in force. The others stay."""
     promoted = asyncio.run(
         _ask(
             system_here(changes=True),
