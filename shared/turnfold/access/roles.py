@@ -166,7 +166,7 @@ def configuration(keys: Sequence[Key]) -> str:
     clients = {name: members[0] for name, members in accounts.items() if name != SERVICES_ACCOUNT}
     return "\n".join(
         [
-            "# Written by `turnfold keys`: do not edit. Then `nats-server --signal reload`.",
+            "# Written by `turnfold keys`; do not edit. After a change, reload the server twice.",
             "accounts {",
             *_account(
                 SERVICES_ACCOUNT,

@@ -166,10 +166,12 @@ def revoke(
     from turnfold.access.keys import read_keys, revoke_key, write_accounts
 
     matches = [row for row in _known(directory) if row["name"].startswith(name)]
-    if len(matches) != 1 or len(name) < MIN_PREFIX_LENGTH:
+    is_too_short = len(name) < MIN_PREFIX_LENGTH
+    if is_too_short or len(matches) != 1:
         number = len(matches) or "no"
+        fault = "is too short" if is_too_short else f"is the beginning of {number} keys and tokens"
         raise TurnfoldError(
-            f"{number} keys and tokens begin with {name!r};"
+            f"{name!r} {fault};"
             f" copy at least {MIN_PREFIX_LENGTH} characters of one from `turnfold keys list`"
         )
     (row,) = matches
@@ -181,9 +183,13 @@ def revoke(
     else:
         revoke_key(directory, next(key for key in read_keys(directory) if key.key == row["name"]))
     typer.echo(f"Revoked the {row['kind']} {row['name']}.")
-    if is_key and nats_file is not None:
-        write_accounts(directory, nats_file)
-        typer.echo(RELOAD.format(nats_file))
+    if not is_key:
+        return
+    if nats_file is None:
+        typer.echo("It stays valid until the server has read the output of `turnfold keys nats`.")
+        return
+    write_accounts(directory, nats_file)
+    typer.echo(RELOAD.format(nats_file))
 
 
 def nats(directory: Directory = KEYS_DIR) -> None:

@@ -367,6 +367,17 @@ def test_a_file_that_holds_no_tokens_stops_the_start(tmp_path: Path, held: str) 
 # --- the commands
 
 
+def test_a_revoked_key_says_that_the_server_has_to_read_the_rest(tmp_path: Path) -> None:
+    def keys(*words: str) -> Result:
+        return CliRunner().invoke(application(["keys"]), ["keys", *words, "--dir", str(tmp_path)])
+
+    key = json.loads(keys("new", "agent", "support", "--json").stdout)["key"]
+
+    revoked = keys("revoke", key)
+
+    assert "stays valid until the server has read" in revoked.stdout
+
+
 @pytest.mark.proves("X1", "O3")
 def test_keys_and_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     def keys(*words: str) -> Result:
