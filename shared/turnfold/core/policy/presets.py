@@ -77,11 +77,11 @@ class Policy:
         commit: with `on_summary`, messages leave only with their summary
 
     Evictions:
-        keep_messages: minimum that stays
+        keep_messages: minimum that stays, in messages
         keep_tokens: the same in tokens
+        keep_rounds: the same in rounds
         keep_ratio: keep this share of the limit that was exceeded instead, in tokens or messages;
             0 if an override sets `keep_tokens` or `keep_at_most_messages`
-        keep_rounds: the same in rounds
         keep_at_most_messages: enough, even if `keep_tokens` would keep more messages
         max_live_tool_blocks: at most this many tool blocks stay, the newest
         min_gain_messages: minimum gain for `max_live_messages`
@@ -96,8 +96,9 @@ class Policy:
             model's window of that size
         max_output_tokens: left free for the answer in a computed budget
         margin_tokens: left free besides
+        reserve_ratio: instead of both, leave this share of the model's window and 2,000 tokens
+            free; usually 0.15
         floor_tokens: the smallest computed budget
-        reserve_ratio: share of the model's window to leave free instead; usually 0.15
         max_chars: characters of a window without `max_tokens`
         max_messages: messages of every window
         view: how windows are trimmed: `full`, `newest`, `previews`, `priority`
