@@ -1,12 +1,12 @@
-# The image of every process of Turnfold, the NATS server included; compose.yaml says how they run together.
-# A tag moves with its security fixes; who wants the same bytes each time names a digest: --build-arg PYTHON=python@sha256:…
+# The image of every process of Turnfold, including the NATS server. compose.yaml runs them together.
+# The tag receives security fixes. For reproducible builds, pass a digest: --build-arg PYTHON=python@sha256:…
 ARG PYTHON=python:3.13-slim-trixie
 
 FROM ${PYTHON} AS build
 WORKDIR /src
 COPY requirements/setup.lock requirements/server.lock requirements/
 RUN pip install --no-deps --only-binary :all: --require-hashes -r requirements/setup.lock
-# Compiled now, once: a container that may not write would compile all it imports at each start, for seconds.
+# Compiled at build time: a read-only container would compile its imports at each start, for seconds.
 RUN python -m venv --without-pip /opt/turnfold \
     && uv pip install --python /opt/turnfold/bin/python --no-deps --require-hashes --compile-bytecode -r requirements/server.lock
 COPY pyproject.toml README.md LICENSE ./
@@ -20,7 +20,7 @@ RUN mkdir /data
 
 FROM ${PYTHON}
 COPY --from=build /opt/turnfold /opt/turnfold
-# A new volume takes its owner from here.
+# A new volume gets its owner from this directory.
 COPY --from=build --chown=10001:10001 /data /data
 ENV PATH=/opt/turnfold/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/tmp \
@@ -28,7 +28,7 @@ ENV PATH=/opt/turnfold/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1
 WORKDIR /data
 USER 10001:10001
-# That of a query server. Docker passes the proxies of its configuration on; checks do not ask them.
+# For a query server. The check bypasses the HTTP proxies that Docker passes on from its configuration.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=90s \
     CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8080/readyz')"]
 ENTRYPOINT ["turnfold"]
