@@ -1,5 +1,6 @@
 """The HTTP application: model calls, everything else of the provider, and the proxy's own pages."""
 
+import asyncio
 import time
 from functools import partial
 from typing import Any, Final
@@ -157,14 +158,23 @@ class ProxyApp:
         answer: ModelAnswer,
         is_whole: bool,  # noqa: FBT001 - called as `Ended`
     ) -> None:
-        """Begin to record the answer to a call."""
+        """Begin to record the answer to a call, and count it when that has ended."""
         try:
-            is_recorded = self._recorder.record(prepared, answer, is_whole=is_whole)
+            recording = self._recorder.record(prepared, answer, is_whole=is_whole)
         except Exception as error:  # noqa: BLE001 - the caller gets the answer all the same
             log.warning("proxy.unrecorded", error=type(error).__name__)
-            is_recorded = False
-        recorded = "recorded" if is_whole else "cut"
-        self._metrics.answered(recorded if is_recorded else "unrecorded")
+            recording = None
+        if recording is None:
+            self._metrics.answered("unrecorded")
+            return
+
+        def count(task: asyncio.Task[bool]) -> None:
+            is_failed = task.cancelled() or task.exception() is not None
+            is_recorded = not is_failed and task.result()
+            recorded = "recorded" if is_whole else "cut"
+            self._metrics.answered(recorded if is_recorded else "unrecorded")
+
+        recording.add_done_callback(count)
 
     def _call(self, api: Api, headers: Headers, body: bytes) -> Call:
         """Read a model call.

@@ -13,7 +13,7 @@ from turnfold.client import Session, Window
 from turnfold.client.mirror import mirror, mirror_longer
 from turnfold.client.mirrored_list import MirroredList, place_of
 from turnfold_proxy.apis.api import Api, Element
-from turnfold_proxy.continuing import ListDigest
+from turnfold_proxy.continuing import ListBytes, ListDigest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,20 @@ class SessionState:
     recorded: RecordedList | None = None
     factor: float | None = None
     factor_of: Hashable = None
+
+    def is_late(self, number: int, elements: Sequence[Element], *, is_whole: bool) -> bool:
+        """Return whether the caller has another answer by now, or has dropped that of a call.
+
+        `number` and `elements` are those of the call.
+        """
+        recorded, is_newest = self.recorded, self.newest == number
+        if recorded is None or (is_newest and is_whole):
+            return not is_newest
+        if recorded.listed == ListBytes(elements).digest:
+            # Of equal calls at once, the caller leaves all for the first whole answer.
+            return recorded.is_answered
+        # A newer call that was recorded holds the answer itself, or the caller has dropped it.
+        return not is_newest and recorded.number > number
 
 
 class EventOf(NamedTuple):

@@ -9,7 +9,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import count
 from operator import is_
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from cachetools import LRUCache, cached
@@ -45,6 +45,8 @@ RECORD_SECONDS: Final = 15.0
 SEND_SECONDS: Final = 0.01
 """The delay before a call is recorded, so that the call itself goes first."""
 ERASED: Final = "the session was erased"
+
+Result = TypeVar("Result")
 
 log = structlog.get_logger()
 
@@ -140,7 +142,7 @@ class Recorder:
         self._states: OrderedDict[tuple[str, str], SessionState] = OrderedDict()
         self._windows = KnownWindows()
         self._pauses = pauses
-        self._writing: set[asyncio.Task[None]] = set()
+        self._writing: set[asyncio.Task[Any]] = set()
 
     async def prepare(self, call: Call) -> PreparedCall:
         """Record what a call has that is new, and return what to send.
@@ -166,26 +168,32 @@ class Recorder:
             self._pauses.begin(call.key, error, since)
             raise Unavailable("Turnfold does not answer in time") from error
 
-    def record(self, prepared: PreparedCall, answer: ModelAnswer, *, is_whole: bool) -> bool:
-        """Begin to record the answer to a call; False if there is nothing, or it is late."""
-        state = self._state(prepared.call)
+    def record(
+        self, prepared: PreparedCall, answer: ModelAnswer, *, is_whole: bool
+    ) -> asyncio.Task[bool] | None:
+        """Begin to record the answer to a call; None if there is nothing, or it is late.
+
+        The task returns whether it is recorded: a newer call may show that it is late.
+        """
+        call, number = prepared.call, prepared.number
+        state, own = self._state(call), call.conversation.elements
         is_idle = not state.lock.locked()
-        if not answer.elements or (is_idle and _is_late(prepared, state, is_whole=is_whole)):
-            return False
-        self._begin(self._recorded(prepared, answer, state, is_whole=is_whole))
-        return True
+        if not answer.elements or (is_idle and state.is_late(number, own, is_whole=is_whole)):
+            return None
+        return self._begin(self._recorded(prepared, answer, state, is_whole=is_whole))
 
     async def close(self) -> None:
         """Wait until all calls and answers are recorded."""
         if self._writing:
             await asyncio.wait(self._writing, timeout=RECORD_SECONDS)
 
-    def _begin(self, writing: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, writing: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(writing)
         self._writing.add(task)
         task.add_done_callback(self._written)
+        return task
 
-    def _written(self, task: asyncio.Task[None]) -> None:
+    def _written(self, task: asyncio.Task[Any]) -> None:
         self._writing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("proxy.unrecorded", error=type(error).__name__)  # its text may quote a user
@@ -357,14 +365,15 @@ class Recorder:
 
     async def _recorded(
         self, prepared: PreparedCall, answer: ModelAnswer, state: SessionState, *, is_whole: bool
-    ) -> None:
+    ) -> bool:
         call, number = prepared.call, prepared.number
         event = EventOf(self._session(*call.key), call.api, call.model, answer.usage)
-        elements = [*call.conversation.elements, *answer.elements]
+        own = call.conversation.elements
+        elements = [*own, *answer.elements]
         async with asyncio.timeout(RECORD_SECONDS), state.lock:
             known, is_newest = state.recorded, state.newest == number
-            if not self._is_current(call, state) or _is_late(prepared, state, is_whole=is_whole):
-                return
+            if not self._is_current(call, state) or state.is_late(number, own, is_whole=is_whole):
+                return False
             state.recorded = None
             # Of a call that a newer one followed at once, the session may hold a beginning.
             if known is not None and (
@@ -375,10 +384,12 @@ class Recorder:
                     state.recorded = replace(
                         known, number=max(known.number, number), stored=held, is_answered=is_whole
                     )
-                    return
+                    return True
             # A newer call that was recorded has the same list: otherwise this answer is late.
-            if is_newest or (known is not None and known.number > number):
-                await mirror_all(event, elements)
+            if not is_newest and (known is None or known.number <= number):
+                return False
+            await mirror_all(event, elements)
+            return True
 
     def _state(self, call: Call) -> SessionState:
         state = self._states.setdefault(call.key, SessionState())
@@ -386,15 +397,3 @@ class Recorder:
         if len(self._states) > MOST_SESSIONS:
             self._states.popitem(last=False)
         return state
-
-
-def _is_late(prepared: PreparedCall, state: SessionState, *, is_whole: bool) -> bool:
-    """Return whether the caller of a session has another answer by now, or has dropped this one."""
-    recorded, is_newest = state.recorded, state.newest == prepared.number
-    if recorded is None or (is_newest and is_whole):
-        return not is_newest
-    if recorded.listed == ListBytes(prepared.call.conversation.elements).digest:
-        # Of equal calls at once, the caller leaves all for the first whole answer.
-        return recorded.is_answered
-    # A newer call that was recorded holds the answer itself, or the caller has dropped it.
-    return not is_newest and recorded.number > prepared.number

@@ -1,7 +1,7 @@
 """Of equal calls at once, the caller takes one answer and leaves the others."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -11,6 +11,13 @@ import pytest
 from tests.provider import ProviderReply, chunks
 from tests.running_system import eventually
 from tests.services.proxy.conftest import ProxyScene
+from turnfold.client import Session, Window
+from turnfold_proxy.http import ProxyApp
+from turnfold_proxy.lookups import RecallTools
+from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.pauses import Pauses
+from turnfold_proxy.recorder import Recorder
+from turnfold_proxy.upstream import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -97,6 +104,65 @@ async def test_an_answer_that_another_list_has_overtaken_is_not_counted_as_recor
 
     assert await _unrecorded(scene) == before + 1
     assert await scene.texts("overtaken") == EDITED
+
+
+class _HeldSession(Session):
+    """A session whose windows wait for a gate, as while a worker is behind."""
+
+    gate = asyncio.Event()
+    has_asked = asyncio.Event()
+
+    async def context(self, **asked: Any) -> Window:
+        self.has_asked.set()
+        await self.gate.wait()
+        return await super().context(**asked)
+
+
+@pytest.mark.proves("G10", "O4")
+async def test_an_answer_is_counted_when_it_is_known_whether_it_is_recorded(
+    scene: ProxyScene,
+) -> None:
+    """A newer call is being recorded when it ends, and its list turns out to be another one."""
+    client, metrics, upstream = scene.client, ProxyMetrics(), Upstream(scene.provider.url)
+    recorder = Recorder(
+        lambda *key: _HeldSession(client, client.session(*key).key),
+        client.erasures, Pauses(), wait_seconds=60,
+    )  # fmt: skip
+    tools = RecallTools(client.session, Pauses(), wait_seconds=60)
+    app = ProxyApp(upstream, recorder, metrics, tools, agent_id="held", has_tools=False)
+    late, named = gated("It left"), {"x-turnfold-session": "held"}
+    assert late.gate is not None
+    scene.provider.script.append(late)
+    _HeldSession.gate.set()
+
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://proxy", timeout=60
+    ) as http:
+        asked = len(scene.provider.requests)
+        first = asyncio.ensure_future(http.post(PATH, json={"messages": [ASKED]}, headers=named))
+        await eventually(lambda: _is_true(lambda: len(scene.provider.requests) > asked))
+        _HeldSession.gate.clear()
+        _HeldSession.has_asked.clear()
+        edited = {"messages": [ASKED | {"content": "Where is 7342?"}]}
+        second = asyncio.ensure_future(http.post(PATH, json=edited, headers=named))
+        await _HeldSession.has_asked.wait()
+        late.gate.set()
+        await first
+        _HeldSession.gate.set()
+        await second
+    await recorder.close()
+    await upstream.close()
+
+    counts = [line for line in metrics.text().decode().splitlines() if "answers_total{" in line]
+    assert sorted(counts) == [
+        'turnfold_proxy_answers_total{ended="recorded"} 1.0',
+        'turnfold_proxy_answers_total{ended="unrecorded"} 1.0',
+    ]
+    assert await scene.texts("held", "held") == EDITED
+
+
+async def _is_true(condition: Callable[[], bool]) -> bool:
+    return condition()
 
 
 EDITED: list[tuple[str, object]] = [("user", "Where is 7342?"), ("assistant", "It left Ghent.")]

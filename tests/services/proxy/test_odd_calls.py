@@ -219,7 +219,9 @@ class _FaultyRecorder(Recorder):
             raise KeyError(str(call.body))
         return await super().prepare(call)
 
-    def record(self, prepared: PreparedCall, answer: ModelAnswer, *, is_whole: bool) -> bool:
+    def record(
+        self, prepared: PreparedCall, answer: ModelAnswer, *, is_whole: bool
+    ) -> asyncio.Task[bool] | None:
         if prepared.call.session_id == "record":
             raise IndexError(str(answer))
         return super().record(prepared, answer, is_whole=is_whole)
