@@ -266,7 +266,7 @@ class Recorder:
         connection = await self._erasures.begin(call.agent_id)
         own, event = call.conversation.elements, EventOf(session, call.api, call.model)
         # None until all has succeeded: after a failure, the session is asked what it holds.
-        recorded, state.recorded = state.recorded, None
+        recorded, state.recorded, state.begun = state.recorded, None, number
         mirrored = None
         if recorded is not None and own_bytes.begins_with(recorded.listed):
             mirrored = await mirror_rest(event, recorded, own)
@@ -386,7 +386,7 @@ class Recorder:
                     )
                     return True
             # A newer call that was recorded has the same list: otherwise this answer is late.
-            if not is_newest and (known is None or known.number <= number):
+            if known is not None and not is_newest and known.number <= number:
                 return False
             await mirror_all(event, elements)
             return True

@@ -12,6 +12,7 @@ from tests.provider import ProviderReply, completion
 from tests.running_system import eventually
 from tests.services.proxy.conftest import ProxyScene
 from turnfold.client import Session, Window
+from turnfold.errors import Unavailable
 from turnfold_proxy.apis import APIS
 from turnfold_proxy.apis.api import ModelAnswer
 from turnfold_proxy.http import ProxyApp
@@ -190,6 +191,60 @@ async def test_answers_are_recorded_with_their_reasoning_if_calls_come_before_th
     await session.history(newest=1, after="latest", wait_ms=5_000)
     stored = str([one async for one in session.originals()])
     assert [number for number in range(5) if f"Hm {number}." in stored] == [0, 1, 2, 3, 4]
+
+
+class _FailingSession(_HeldSession):
+    """A session whose window fails after the gate, once, as if a worker was behind for too long."""
+
+    failures = 0
+
+    async def context(self, **asked: Any) -> Window:
+        window = await super().context(**asked)
+        if _FailingSession.failures:
+            _FailingSession.failures -= 1
+            raise Unavailable("not all is stored yet", is_answer=True)
+        return window
+
+
+@pytest.mark.proves("G10", "C78", "L1")
+@pytest.mark.parametrize(("path", "field", "dialect"), DIALECTS)
+async def test_an_answer_is_recorded_with_its_reasoning_if_its_call_was_not_and_the_next_one_came(
+    scene: ProxyScene, path: str, field: str, dialect: Dialect
+) -> None:
+    """The next list has the answer without its reasoning."""
+    name, api, client = f"failed {path}", APIS[path], scene.client
+    gate, has_asked = _HeldSession.gate, _HeldSession.has_asked
+    gate.set()
+
+    def session_of(agent_id: str, session_id: str) -> Session:
+        return _FailingSession(client, client.session(agent_id, session_id).key)
+
+    recorder = Recorder(session_of, client.erasures, Pauses(), wait_seconds=60)
+    own: list[Json] = [{"role": "user", "content": "Where is it?"}]
+    for number in range(3):
+        if number == 1:
+            gate.clear()
+            has_asked.clear()
+            _FailingSession.failures = 1
+        body = {"model": "m", field: own}
+        conversation = api.conversation(body)
+        assert conversation is not None
+        prepared = await recorder.prepare(Call(api, "proxy", name, body, conversation, None))
+        if number == 1:
+            await has_asked.wait()
+        _, written, left, result = dialect(number)
+        recorder.record(prepared, ModelAnswer(written), is_whole=True)
+        own = [*own, *left, result]
+        if number == 0:
+            await recorder.close()
+    gate.set()
+    await recorder.close()
+
+    session = client.session("proxy", name)
+    await session.history(newest=1, after="latest", wait_ms=5_000)
+    stored = str([one async for one in session.originals()])
+    assert _FailingSession.failures == 0
+    assert [number for number in range(3) if f"Hm {number}." in stored] == [0, 1, 2]
 
 
 @pytest.mark.proves("G10", "C78", "W3")
