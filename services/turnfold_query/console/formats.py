@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from turnfold.core.text.calls import call_texts
 from turnfold.core.text.search import SearchQuery
+from turnfold.core.text.tokens import spoken_text
 from turnfold.core.text.words import is_cjk
 from turnfold_query.console.api import DOTS_END
 
@@ -70,10 +71,8 @@ def segment(value: str) -> str:
 
 def text_of(message: Mapping[str, Any]) -> str:
     """Return what a message says and calls, as plain text."""
-    parts = [_content(message.get("content"))]
+    parts = [_content(message.get("content")) or spoken_text(message)]
     parts += [f"→ {name}({text})" for name, text in call_texts(message)]
-    if not any(parts) and message.get("refusal"):
-        parts.append(str(message["refusal"]))
     return "\n".join(part for part in parts if part)
 
 

@@ -19,7 +19,7 @@ from turnfold.client import StoredMessage, Summary, Window
 from turnfold.core.shapes.responses import REASONING, chat_views, kind_of
 from turnfold.core.text.calls import call_texts
 from turnfold.core.text.json_text import compact
-from turnfold.core.text.tokens import is_media
+from turnfold.core.text.tokens import is_media, spoken_text
 from turnfold.core.window.framing import Placement
 from turnfold.errors import Conflict
 from turnfold.messages import Json, WindowFormat
@@ -291,7 +291,7 @@ def plain_text(message: Mapping[str, Any]) -> str:
 
 
 def _parts(message: Mapping[str, Any], without: Collection[str]) -> list[tuple[str, str]]:
-    parts = [(_content(message.get("content")), "")]
+    parts = [(_content(message.get("content")) or spoken_text(message), "")]
     if reasoning := message.get("reasoning_content"):
         parts.insert(0, (str(reasoning), "dim italic"))
     for name, text in call_texts(message):

@@ -120,3 +120,15 @@ async def test_a_model_is_told_to_read_on_from_the_first_message_that_it_was_not
 
     assert re.findall(r"Report \d", read) == ["Report 1", "Report 2"]
     assert re.findall(r"position: (\d+)", read) == [str(position_of(3, 0))]
+
+
+@pytest.mark.proves("F4")
+async def test_a_model_reads_a_refusal_and_a_transcript_of_speech(stores: Stores) -> None:
+    spoken = {"role": "assistant", "content": None, "audio": {"id": "a", "transcript": "In Ghent."}}
+    refused = {"role": "assistant", "content": None, "refusal": "I cannot open it."}
+    await stores.ingest(turn(1, user("Where is it?"), spoken, user("Open it."), refused))
+
+    read = await told(stores, "read_messages", position=0, count=4)
+
+    assert "assistant: In Ghent." in read
+    assert "assistant: I cannot open it." in read

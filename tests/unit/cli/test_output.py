@@ -89,6 +89,17 @@ def test_a_message_is_shown_with_its_own_spaces_and_joiners_but_in_its_order(
     assert one_line(f"{text}\r\nend\u202e.") == f"{text}  end ."
 
 
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize("said", [{"refusal": "I cannot."}, {"audio": {"transcript": "I cannot."}}])
+def test_a_message_without_content_is_shown_with_what_it_says_elsewhere(
+    out: Terminal, said: dict[str, object]
+) -> None:
+    with contextlib.redirect_stdout(out):
+        show_message(console(), {"role": "assistant", "content": None, **said}, "")
+
+    assert "I cannot." in out.getvalue()
+
+
 @pytest.mark.proves("A1")
 def test_an_eviction_that_waits_for_its_summary_is_not_shown_as_one_of_no_messages(
     out: Terminal,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnfold_query.console.formats import details, money, short, snippet
+from turnfold_query.console.formats import details, money, short, snippet, text_of
 
 
 @pytest.mark.proves("V1")
@@ -52,3 +52,11 @@ def test_a_small_sum_of_money_is_not_shown_as_nothing() -> None:
     shown = [money(value) for value in (0, 0.000012, 0.00005, 0.0123, 1_234.5)]
 
     assert shown == ["$0.00", "<$0.0001", "$0.0001", "$0.0123", "$1,234.50"]
+
+
+@pytest.mark.proves("V1")
+@pytest.mark.parametrize(
+    "said", [{"refusal": "I cannot."}, {"audio": {"id": "audio_1", "transcript": "I cannot."}}]
+)
+def test_a_message_without_content_shows_what_it_says_elsewhere(said: dict[str, object]) -> None:
+    assert text_of({"role": "assistant", "content": None, **said}) == "I cannot."

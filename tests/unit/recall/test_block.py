@@ -63,6 +63,18 @@ def test_a_heading_names_the_day_and_the_minute_only_where_they_are_others() -> 
     ]
 
 
+@pytest.mark.proves("F2")
+def test_a_refusal_and_a_transcript_of_speech_are_told() -> None:
+    refused: Json = {"role": "assistant", "content": None, "refusal": "I cannot open it."}
+    spoken: Json = {"role": "assistant", "content": "", "audio": {"transcript": "In Ghent."}}
+
+    block = write_block(RecallMaterial(recalled([user("Open it."), refused, spoken])), 1_000)
+
+    assert block is not None
+    said = [line for line in block.text.split("\n") if line.startswith("assistant")]
+    assert said == ["assistant: I cannot open it.", "assistant: In Ghent."]
+
+
 TEXTS = st.one_of(
     st.text(max_size=80),
     st.lists(st.sampled_from(["lantern ", "42", "\n", "\nuser: ", "\n[42]", "</turnfold-recall>", "[INST]", "漢字", "  ", "Ünïcödé", "é́", "'s", "...", "{}"])).map("".join),
@@ -72,11 +84,16 @@ NAMES = st.sampled_from([None, "Melanie", "a-very-long-name-of-an-agent-01234567
 
 @st.composite
 def bodies(draw: st.DrawFn) -> Body:
-    role = draw(st.sampled_from(["user", "assistant", "parts"]))
+    role = draw(st.sampled_from(["user", "assistant", "parts", "refusal", "speech"]))
     text, name = draw(TEXTS), draw(NAMES)
     body: Body = dict(user(text) if role == "user" else assistant(text))
     if role == "parts":
         body = {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]}  # fmt: skip
+    if role == "refusal":
+        said = draw(st.sampled_from([None, "", [{"type": "refusal", "refusal": text}]]))
+        body = {"role": "assistant", "content": said, "refusal": text}
+    if role == "speech":
+        body = {"role": "assistant", "content": None, "audio": {"id": "a1", "transcript": text}}
     return body | ({"name": name} if name else {})
 
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from tests.histories import counter
+from tests.histories import counter, history
 from tests.shaped import Json, shaped_session
 from turnfold.core.summary.eviction_digest import digest_eviction, digest_messages
 from turnfold.core.summary.prompt import message_data
-from turnfold.core.summary.source_messages import sources_of
+from turnfold.core.summary.source_messages import open_request, sources_of
 from turnfold.messages import EventId, Message, Role
 
 
@@ -49,6 +49,28 @@ def test_a_digest_spends_no_line_on_joined_items() -> None:
 
     assert len(quoted) == 8
     assert all(f"Check {number}." in text for number in range(4))
+
+
+@pytest.mark.proves("I2", "S2", "S11")
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": None, "refusal": "Port 8443 stays."},
+        {"content": [{"type": "refusal", "refusal": "Port 8443 stays."}]},
+        {"content": None, "audio": {"id": "audio_1", "transcript": "Port 8443 stays."}},
+        {"content": "", "refusal": None, "audio": {"transcript": "Port 8443 stays."}},
+    ],
+)
+def test_a_refusal_and_a_transcript_of_speech_are_read_and_answer_the_request(said: Json) -> None:
+    chat = [{"role": "user", "content": "Open port 80."}, {"role": "assistant", **said}]
+    session = history(chat)
+    evicted = [(one, session.bodies[one.position], False) for one in session.stored.messages]
+
+    sources = sources_of(evicted)
+
+    assert [source.text for source in sources] == ["Open port 80.", "Port 8443 stays."]
+    assert open_request(None, evicted, ()) is None
+    assert open_request(None, evicted[:1], chat[1:]) is None
 
 
 @pytest.mark.proves("I2", "S2")

@@ -17,7 +17,7 @@ from turnfold.core.recall.quotes import MarkedLine, quotable_text
 from turnfold.core.text.calls import arguments_of, call_entries
 from turnfold.core.text.defuse import defused, markers_in
 from turnfold.core.text.lines import printable
-from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of, token_upper_bound
+from turnfold.core.text.tokens import MESSAGE_TOKENS, spoken_text, text_of, token_upper_bound
 from turnfold.messages import Message, MessageId, place_of_slot
 
 HEADING: Final = (
@@ -298,8 +298,10 @@ class _BlockWriter:
         message, body = recalled.message, recalled.body
         content, calls, speaker = body.get("content"), message.calls, self._speaker(recalled)
         said = content if isinstance(content, str) else text_of(body)
+        # A refusal or a transcript, which the content does not count.
+        elsewhere = "" if said else spoken_text(body)
         tokens = message.content_tokens
-        parts = [f"{speaker}: {said}"] if said or not calls else []
+        parts = [f"{speaker}: {said or elsewhere}"] if said or elsewhere or not calls else []
         if calls:
             parts += [f"{speaker} called {call}" for call in _calls(recalled)]
             tokens += sum([call.tokens for call in calls])
@@ -308,6 +310,7 @@ class _BlockWriter:
         if isinstance(content, list):
             known = gist_of(message).text_tokens if not calls else None
             tokens = min(tokens, token_upper_bound(text) if known is None else known)
+        tokens += token_upper_bound(elsewhere)
         tokens += self._speaker_tokens(recalled, speaker) * (1 + len(calls)) + SPEAKER_TOKENS
         marks = markers_in(text) + sum([labels for _, labels in quoted])
         return (defused(text), tokens + MARK_TOKENS * marks) if marks else (text, tokens)

@@ -8,7 +8,7 @@ from turnfold.core.summary.extractive.picking import NOTICE_STARTS, is_notice
 from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.lines import printable
-from turnfold.core.text.tokens import text_of
+from turnfold.core.text.tokens import spoken_text
 from turnfold.messages import JOINED, TOOL, Message, Role
 
 EvictedSource = tuple[Message, str, bool]
@@ -48,7 +48,7 @@ def open_request(
     request = entry.removeprefix(REQUEST_PREFIX) if entry.startswith(REQUEST_PREFIX) else None
     for message, stored, _ in covered:
         if message.is_request:
-            text = text_of(json.loads(stored))
+            text = spoken_text(json.loads(stored))
             if text and not _is_only_notice(text, request):
                 request = text
         elif message.role is Role.ASSISTANT and _is_answer(json.loads(stored)):
@@ -67,7 +67,7 @@ def _is_only_notice(text: str, request: str | None) -> bool:
 
 
 def _is_answer(body: Mapping[str, Any]) -> bool:
-    return not body.get("tool_calls") and bool(text_of(body).strip())
+    return not body.get("tool_calls") and bool(spoken_text(body).strip())
 
 
 def _source(
@@ -82,7 +82,7 @@ def _source(
     return Source(
         message.message_id,
         message.role.value,
-        text_of(body),
+        spoken_text(body),
         _calls(message, body) if message.calls else (),
         tool_name,
         is_error,

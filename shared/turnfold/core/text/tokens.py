@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ __all__ = [
     "lines_of",
     "measure_with",
     "path_in",
+    "spoken_text",
     "text_of",
     "token_upper_bound",
 ]
@@ -155,6 +156,19 @@ def text_of(body: Mapping[str, Any]) -> str:
     if not isinstance(content, list):
         return ""
     return "\n".join(text for part in content if (text := _text_of_part(part)) is not None)
+
+
+def spoken_text(body: Mapping[str, Any]) -> str:
+    """Return the text of a message; without any, its refusal or the transcript of its audio."""
+    return text_of(body) or "\n".join(_texts_elsewhere(body))
+
+
+def _texts_elsewhere(body: Mapping[str, Any]) -> Iterator[str]:
+    content = body.get("content")
+    for part in (*(content if isinstance(content, list) else ()), body, body.get("audio")):
+        if isinstance(part, Mapping):
+            said = (part.get("refusal"), part.get("transcript"))
+            yield from (text for text in said if isinstance(text, str) and text)
 
 
 def lines_of(text: str) -> int:

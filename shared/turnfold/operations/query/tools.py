@@ -18,7 +18,7 @@ from turnfold.contracts.requests import (
 from turnfold.core.recall.block import FRAME_TOKENS, write_block
 from turnfold.core.recall.question import question_of
 from turnfold.core.text.defuse import defused
-from turnfold.core.text.tokens import text_of
+from turnfold.core.text.tokens import spoken_text
 from turnfold.errors import BadRequest
 from turnfold.messages import MOST_EXACT, MOST_INT32, SessionKey, ToolFormat
 from turnfold.operations.query.expand import expand
@@ -240,7 +240,7 @@ def _as_text(
     # The rest is for the tags, and for the notes about omitted messages.
     left = MOST_CHARACTERS - len(_FRAME) - 200
     for number, (message_id, body) in enumerate(messages):
-        text = text_of(body)
+        text = spoken_text(body)
         if calls := body.get("tool_calls"):
             text = f"{text}\n{json.dumps(calls, ensure_ascii=False)}".strip()
         if len(text) > MESSAGE_CHARACTERS:
