@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.shaped import decoded
 from turnfold.core.shapes.anthropic import chat_content, chat_views
 from turnfold.core.text.json_text import compact, json_text
 
@@ -108,3 +109,44 @@ def test_the_title_and_the_context_of_a_document_count(is_in_result: bool) -> No
     (view,) = chat_views([message], [json.dumps(message)])
 
     assert view.extra == '{"context":"It is signed."}'
+
+
+PDF: Json = {
+    "type": "document",
+    "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0x" * 10_000},
+}
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {
+            "type": "web_fetch_tool_result", "tool_use_id": "srv_1",
+            "content": {"type": "web_fetch_result", "url": "https://example.com/a", "content": PDF},
+        },
+        {"type": "document", "source": {"type": "content", "content": [PDF]}},
+        {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "new", "page": PDF}]},
+    ],
+)  # fmt: skip
+@pytest.mark.proves("S2", "T2", "L6")
+def test_media_within_a_block_cost_what_a_file_costs_and_are_no_text(block: Json) -> None:
+    role = "assistant" if block["type"].startswith("web") else "user"
+
+    (message,) = decoded(1, [{"role": role, "content": [block]}], "anthropic").messages
+
+    assert len(message.body) < 400
+    assert 1_200 < message.tokens < 1_400
+    assert "JVBERi0x" in message.original
+
+
+@pytest.mark.parametrize("kind", ["image", "document"])
+@pytest.mark.parametrize("is_in_result", [False, True])
+@pytest.mark.proves("T2", "L6")
+def test_a_file_at_the_provider_costs_what_a_file_costs(kind: str, *, is_in_result: bool) -> None:
+    block: Json = {"type": kind, "source": {"type": "file", "file_id": "file_7341"}}
+    if is_in_result:
+        block = {"type": "tool_result", "tool_use_id": "c1", "content": [block]}
+
+    (message,) = decoded(1, [{"role": "user", "content": [block]}], "anthropic").messages
+
+    assert 1_200 < message.tokens < 1_300

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from tests.shaped import decoded
 from turnfold.core.shapes.responses import chat_views, items_of
 from turnfold.core.text.tokens import text_of
 from turnfold.shapes import responses_from_chat
 
 URL = "https://example.com/a.png"
+PNG = "data:image/png;base64," + "iVBORw0K" * 10_000
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,28 @@ def test_an_image_that_a_model_made_is_told_without_its_bytes() -> None:
 
     assert len(text_of(view.message) + view.extra) < 100
     assert view.text == json.dumps(item)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {
+            "type": "code_interpreter_call", "id": "ci_1", "code": "plot()", "container_id": "c",
+            "outputs": [{"type": "logs", "logs": "Done."}, {"type": "image", "url": PNG}],
+        },
+        {"type": "message", "role": "user", "content": [{"type": "computer_screenshot", "image_url": PNG}]},
+        {"type": "screen_recorded", "role": "user", "frame": PNG},
+    ],
+)  # fmt: skip
+@pytest.mark.proves("S2", "T2", "L6")
+def test_an_image_within_an_item_costs_what_an_image_costs_and_is_no_text(
+    item: dict[str, Any],
+) -> None:
+    (message,) = decoded(1, [item], "responses").messages
+
+    assert 1_200 < message.tokens < 1_300
+    assert PNG not in text_of(json.loads(message.body))
+    assert PNG in (message.original or message.body)
 
 
 @pytest.mark.parametrize("kind", ["image", "audio", "video", "video_url"])

@@ -9,9 +9,11 @@ from typing import Any, Final
 from turnfold.contracts.strict_json import element_texts, member_texts
 from turnfold.core.shapes.views import (
     ChatView,
+    files_in,
     is_text_part,
     joined_content,
     text_part,
+    told,
     unknown_fields,
 )
 from turnfold.core.text.calls import chat_call
@@ -47,12 +49,15 @@ def _views(message: Mapping[str, Any], text: str, index: int) -> Iterator[ChatVi
         yield ChatView(chat, text, Element.BLOCKS, index, extra)
         return
     if role == "assistant":
-        yield ChatView(chat_answer(content), text, Element.BLOCKS, index, extra + _unknown(content))
+        extra += _unknown(content)
+        files = _files(content)
+        yield ChatView(chat_answer(content), text, Element.BLOCKS, index, extra, files=files)
         return
     results = [place for place, block in enumerate(content) if is_result(block)]
     if not results or role != "user":
         chat = {"role": role, "content": chat_content(content)}
-        yield ChatView(chat, text, Element.BLOCKS, index, extra + _unknown(content))
+        extra += _unknown(content)
+        yield ChatView(chat, text, Element.BLOCKS, index, extra, files=_files(content))
         return
     yield from _results(message, text, index, results)
 
@@ -79,7 +84,7 @@ def _results(
         extra += _unknown(part)
         if places == rest:
             chat: dict[str, Any] = {"role": "user", "content": chat_content(part)}
-            yield ChatView(chat, shown, Element.BLOCKS, index, extra)
+            yield ChatView(chat, shown, Element.BLOCKS, index, extra, files=_files(part))
             continue
         (block,) = part
         chat = {
@@ -87,8 +92,8 @@ def _results(
             "tool_call_id": block["tool_use_id"],
             "content": chat_content(block.get("content")),
         }
-        is_error = block.get("is_error") is True
-        yield ChatView(chat, shown, Element.BLOCKS, index, extra, is_error=is_error)
+        is_error, files = block.get("is_error") is True, _files(part)
+        yield ChatView(chat, shown, Element.BLOCKS, index, extra, is_error=is_error, files=files)
 
 
 def is_result(block: object) -> bool:
@@ -142,7 +147,7 @@ def _chat_part(block: Any) -> dict[str, Any]:
     media = _media(block)
     if media is not None:
         return media
-    return text_part(block if isinstance(block, str) else compact(block))
+    return text_part(block if isinstance(block, str) else told(block))
 
 
 def _media(block: object) -> dict[str, Any] | None:
@@ -179,3 +184,15 @@ def _unknown(content: Sequence[Any]) -> str:
             # Such as the title and the context of a document.
             extras.append(unknown_fields(block, _MEDIA_FIELDS))
     return "".join(extras)
+
+
+def _files(content: Sequence[Any]) -> int:
+    """Return the number of media in blocks that a chat shows as JSON."""
+    files = 0
+    for block in content:
+        if is_result(block):
+            inner = block.get("content")
+            files += _files(inner) if isinstance(inner, list) else 0
+        elif not (is_call(block) or is_thinking(block)) and _media(block) is None:
+            files += files_in(block)
+    return files

@@ -10,9 +10,11 @@ from typing import Any, Final
 from turnfold.core.shapes.views import (
     NOTHING_SAID,
     ChatView,
+    files_in,
     is_text_part,
     joined_content,
     text_part,
+    told,
     unknown_fields,
 )
 from turnfold.core.text.calls import call_entries, chat_call
@@ -110,7 +112,9 @@ def _response(items: Sequence[Item], texts: Sequence[str], start: int) -> Iterat
     message = response_message(items)
     element = Element.ITEM
     for index, (item, text) in enumerate(zip(items, texts, strict=True), start=start):
-        yield ChatView(message, text, element, index, _extra(item))
+        is_json = not is_call(item) and kind_of(item) not in (MESSAGE, REASONING, IMAGE)
+        files = files_in(item) if is_json else 0
+        yield ChatView(message, text, element, index, _extra(item), files=files)
         # The first item holds the message of the whole response; the others join it.
         message, element = NOTHING_SAID, Element.JOINED
 
@@ -139,7 +143,7 @@ def told_texts(item: Item) -> list[str]:
         # Its bytes are not text.
         return [compact({**item, "result": "[image]"})]
     if kind != MESSAGE:
-        return [compact(item)]
+        return [told(item)]
     content = item.get("content")
     if content is None or isinstance(content, str):
         return [content] if content else []
@@ -151,7 +155,7 @@ def _told(part: Any) -> str:
         return str(part["text"])
     if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):
         return str(part["refusal"])
-    return part if isinstance(part, str) else compact(part)
+    return part if isinstance(part, str) else told(part)
 
 
 def _chat_call(item: Item) -> dict[str, Any]:
@@ -176,8 +180,8 @@ def _from_client(item: Item, text: str, index: int) -> ChatView:
         content = chat_content(item["output"]) if "output" in item else _fields_text(item)
         result = {"role": "tool", "tool_call_id": call_id, "content": content}
         return ChatView(result, text, Element.ITEM, index, _extra(item))
-    message = {"role": "user", "content": compact(item)}
-    return ChatView(message, text, Element.ITEM, index, is_meta=True)
+    message, files = {"role": "user", "content": told(item)}, files_in(item)
+    return ChatView(message, text, Element.ITEM, index, is_meta=True, files=files)
 
 
 def chat_content(content: object) -> Any:
@@ -197,14 +201,14 @@ def _chat_part(part: Any) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
         return text_part(part["text"])
-    if kind == "input_image":
+    if kind in ("input_image", "computer_screenshot"):
         return _chat_image(part)
     if kind == "input_file":
         fields = {name: value for name, value in part.items() if name != "type"}
         return {"type": "file", "file": fields}
     if kind == "input_audio":
         return dict(part)
-    return text_part(part if isinstance(part, str) else compact(part))
+    return text_part(part if isinstance(part, str) else told(part))
 
 
 def _chat_image(part: Mapping[str, Any]) -> dict[str, Any]:

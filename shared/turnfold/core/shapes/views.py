@@ -1,5 +1,6 @@
 """The chat view of an element: what evictions, counts, digests, recall and summaries work on."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -9,12 +10,16 @@ from turnfold.messages import Element
 NOTHING_SAID: Final = {"role": "assistant", "content": None}
 """The chat view of an item whose content is part of the message before it."""
 
+LEFT_OUT: Final = "[left out]"
+_DATA_URL: Final = re.compile("data:[^,]{0,200};base64,", re.IGNORECASE)
+
 
 class ChatView(NamedTuple):
     """A chat message, and the verbatim text of its element.
 
-    `extra` is text of the element that costs tokens and is not in the message. `source` is the
-    index of the published element; several results in one Anthropic message have the same.
+    `extra` is text of the element that costs tokens and is not in the message, and `files` the
+    number of such media. `source` is the index of the published element; several results in one
+    Anthropic message have the same.
     """
 
     message: dict[str, Any]
@@ -24,6 +29,7 @@ class ChatView(NamedTuple):
     extra: str = ""
     is_error: bool = False
     is_meta: bool = False
+    files: int = 0
 
 
 def unknown_fields(fields: Mapping[str, Any], known: frozenset[str]) -> str:
@@ -37,6 +43,39 @@ def unknown_fields(fields: Mapping[str, Any], known: frozenset[str]) -> str:
         if name not in known and value is not None and value not in ("", [], {})
     }
     return compact(unknown) if unknown else ""
+
+
+def told(value: object) -> str:
+    """Return a value as compact JSON without the bytes of media in it: they are not text."""
+    text = compact(value)
+    return compact(_without_bytes(value)) if "base64" in text else text
+
+
+def _without_bytes(value: Any) -> Any:
+    if isinstance(value, str):
+        return LEFT_OUT if _DATA_URL.match(value) else value
+    if isinstance(value, list):
+        return [_without_bytes(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    hidden = {"data": LEFT_OUT} if _is_base64(value) else {}
+    return {name: _without_bytes(item) for name, item in value.items()} | hidden
+
+
+def files_in(value: object) -> int:
+    """Return how many media a value holds: base64, data URLs, and files at the provider."""
+    if isinstance(value, str):
+        return int(_DATA_URL.match(value) is not None)
+    if isinstance(value, list):
+        return sum(map(files_in, value))
+    if not isinstance(value, Mapping):
+        return 0
+    is_at_provider = value.get("type") == "file" and isinstance(value.get("file_id"), str)
+    return sum(map(files_in, value.values())) + (_is_base64(value) or is_at_provider)
+
+
+def _is_base64(source: Mapping[str, Any]) -> bool:
+    return source.get("type") == "base64" and isinstance(source.get("data"), str)
 
 
 def joined_content(parts: list[Any]) -> Any:

@@ -220,7 +220,9 @@ def _weigh_elements(
     )
     results = result_priorities(in_chat.parsed)
     messages = [
-        _with_extra(weigh_message(in_chat, index, results, count, image_tokens), view, count)
+        _with_extra(
+            weigh_message(in_chat, index, results, count, image_tokens), view, count, image_tokens
+        )
         for index, view in enumerate(views)
     ]
     return messages, spread_carry(event.envelope, [view.source for view in views])
@@ -240,8 +242,10 @@ def _original(view: ChatView, body: str) -> str | None:
     return pack(view.text, body, literal)
 
 
-def _with_extra(message: DecodedMessage, view: ChatView, count: Count) -> DecodedMessage:
-    tokens = message.tokens + (count(view.extra) if view.extra else 0)
+def _with_extra(
+    message: DecodedMessage, view: ChatView, count: Count, image_tokens: int
+) -> DecodedMessage:
+    tokens = message.tokens + (count(view.extra) if view.extra else 0) + view.files * image_tokens
     # Only the user message is marked, not the results that were published with it.
     is_meta = message.is_meta and message.role == "user"
     return message._replace(
