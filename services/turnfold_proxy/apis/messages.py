@@ -197,6 +197,9 @@ class MessagesReader:
         elif delta.get("type") == "citations_delta":
             block["citations"] = block.get("citations") or []
             block["citations"].append(delta["citation"])
+        else:
+            # Such as that of a compaction, which comes in one piece.
+            block |= {name: value for name, value in delta.items() if name != "type"}
 
     def _end(self, place: int) -> None:
         # A call without arguments keeps the empty input of its start.

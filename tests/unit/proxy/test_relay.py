@@ -189,6 +189,23 @@ def test_a_label_that_each_piece_repeats_is_no_text_in_pieces() -> None:
     assert element == {"role": "assistant", "content": "It left Ghent.", **labels}
 
 
+@pytest.mark.proves("G10", "I2")
+def test_a_compaction_of_the_provider_is_read_with_its_summary() -> None:
+    reader = MessagesReader()
+    block = {"type": "compaction", "content": None, "signature": "c2ln"}
+    written = {"content": "Order 7341 left Ghent.", "encrypted_content": "c2Vj"}
+
+    for added in (
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "compaction_delta", **written}},
+        {"type": "content_block_stop", "index": 0},
+    ):  # fmt: skip
+        reader.add(added)
+
+    [message] = reader.answer().elements
+    assert message["content"] == [block | written]
+
+
 AUDIO = {"id": "audio_1", "data": "UklGRg==", "transcript": "It left Ghent.", "expires_at": 1}
 IMAGES = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
 
