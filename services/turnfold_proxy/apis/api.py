@@ -178,6 +178,15 @@ def without_markers(value: Any) -> Any:
     return value
 
 
+def without_nulls(value: Any) -> Any:
+    """Return JSON without fields that are null: clients write them, or leave them out."""
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    return value
+
+
 def content_identity(content: Any) -> Any:
     """Return the content of an element: a text, stripped, or the parts that are no plain text."""
     if content is None:
@@ -195,7 +204,7 @@ def content_identity(content: Any) -> Any:
     ]
     if len(texts) == len(content):
         return "".join(texts).strip()
-    return without_markers(content)
+    return without_nulls(without_markers(content))
 
 
 def content_text(content: Any) -> str:

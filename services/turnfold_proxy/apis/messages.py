@@ -21,6 +21,7 @@ from turnfold_proxy.apis.api import (
     whole_number,
     with_more_tools,
     without_markers,
+    without_nulls,
 )
 
 _PIECES: Final = {
@@ -238,7 +239,7 @@ def _block_identity(block: Any) -> Any:
             is_error = bool(block.get("is_error"))
             return [block.get("tool_use_id"), content_identity(block.get("content")), is_error]
         case _:
-            return without_markers(block)
+            return without_nulls(without_markers(block))
 
 
 def _marked_like(own: Element, shown: Element) -> Element:

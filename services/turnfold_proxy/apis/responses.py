@@ -31,6 +31,7 @@ from turnfold_proxy.apis.api import (
     whole_number,
     with_more_tools,
     without_markers,
+    without_nulls,
 )
 
 _ELSEWHERE: Final = ("previous_response_id", "conversation")
@@ -86,12 +87,8 @@ class ResponsesApi:
             return [kind, element.get("call_id"), content_identity(element.get("output"))]
         if kind == self.uncounted_type:
             return None
-        fields = {
-            name: value
-            for name, value in element.items()
-            if name not in _OF_PROVIDER and value is not None
-        }
-        return without_markers(fields)
+        fields = {name: value for name, value in element.items() if name not in _OF_PROVIDER}
+        return without_nulls(without_markers(fields))
 
     def calls(self, element: Element) -> Calls:
         """Return the id of the item if it is a call, or if it is the result of one."""

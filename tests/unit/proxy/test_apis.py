@@ -45,6 +45,41 @@ def test_marks_of_a_cache_are_not_stored_and_arguments_of_that_name_are() -> Non
     assert stored == {"role": "user", "content": [text, use, result]}
 
 
+SEARCH = {"type": "web_search_result", "url": "https://example.com", "encrypted_content": "c2Vj"}
+USE = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "7341"}}
+RESULT = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [SEARCH]}
+ITEM = {"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "7341"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "one", "other"),
+    [
+        (
+            "/v1/messages",
+            {"role": "assistant", "content": [USE, RESULT]},
+            {
+                "role": "assistant",
+                "content": [
+                    USE | {"caller": None},
+                    RESULT | {"content": [SEARCH | {"page_age": None}]},
+                ],
+            },
+        ),
+        (
+            "/v1/responses",
+            ITEM,
+            ITEM | {"action": {"type": "search", "query": "7341", "sources": None}},
+        ),
+    ],
+)
+def test_a_client_may_write_fields_that_are_null_within_what_a_provider_ran(
+    path: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    api = APIS[path]
+
+    assert api.identity(one) == api.identity(other)
+
+
 @pytest.mark.proves("G10")
 @pytest.mark.parametrize("limits", [{}, {"max_completion_tokens": None}])
 def test_a_limit_of_the_answer_counts_beside_one_that_is_null(limits: dict[str, None]) -> None:
