@@ -104,7 +104,8 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         if llm_request.previous_interaction_id:
             return None
         session = self._session(callback_context)
-        call = _RequestContents(llm_request.contents)
+        given = getattr(callback_context.run_config, "model_input_context", None)
+        call = _RequestContents(llm_request.contents, given or ())
         model = self._model or llm_request.model
         contents = await self._windows.shown(session, call.asked, call.window, model=model)
         if contents is not None:
@@ -154,22 +155,32 @@ class _RequestContents:
     """The contents of one request: each part of them is a part of a chat message.
 
     Contents of this request alone are not recorded. They would be an edit of the conversation in
-    each step, because the ADK puts them behind the newest results.
+    each step, because the ADK puts them behind the newest results. Those that the program has
+    `given` for this run would be one in the next run. They stay before the run's request.
     """
 
-    def __init__(self, contents: Sequence[types.Content]) -> None:
+    def __init__(
+        self, contents: Sequence[types.Content], given: Sequence[types.Content] = ()
+    ) -> None:
         self._beginning = _beginning(contents)
         others = contents[len(self._beginning) :]
+        start = _start_of(given, others)
+        self._given = list(others[start : start + len(given)])
+        self._after_given = sum(1 for one in others[:start] if not _is_of_one_call(one))
+        others = [*others[:start], *others[start + len(given) :]]
         self._contents = [one for one in others if not _is_of_one_call(one)]
         self._of_one_call = [one for one in others if _is_of_one_call(one)]
         self._parts: list[list[types.Part]] = []
         self._chat: list[Chat] = []
         self._calls: dict[str, types.FunctionCall] = {}
         self._open: list[tuple[str, types.FunctionCall]] = []
+        self._request: int | None = None
 
     def asked(self) -> list[Chat]:
         """Return the contents as chat messages: each response of a function is one."""
         for place, content in enumerate(self._contents):
+            if place == self._after_given:
+                self._request = len(self._chat)
             self._add_content(content, place)
         return self._chat
 
@@ -185,9 +196,13 @@ class _RequestContents:
         newest user's contents, or behind the results.
         """
         contents: list[types.Content] = []
+        given = self._given
         were_responses = False
         for message in shown:
             place = message.place
+            if place is not None and place == self._request:
+                contents += given
+                given, were_responses = [], False
             own = None if place is None else self._parts[place]
             body = message.body if place is None else message.body or self._chat[place]
             assert body is not None  # `Shown` has a place or a body
@@ -201,7 +216,8 @@ class _RequestContents:
                 contents.append(types.Content(role=role, parts=parts))
             were_responses = are_responses
         place = len(contents) - min(map(_newest_of_user, (self._contents, contents)))
-        return [*self._beginning, *contents[:place], *self._of_one_call, *contents[place:]]
+        of_one_call = [*given, *self._of_one_call]
+        return [*self._beginning, *contents[:place], *of_one_call, *contents[place:]]
 
     def _add_content(self, content: types.Content, place: int) -> None:
         others: list[types.Part] = []
@@ -295,6 +311,13 @@ def _beginning(contents: Sequence[types.Content]) -> list[types.Content]:
     files = list(takewhile(_is_file_of_instruction, contents))
     others = takewhile(_is_of_one_call, contents[len(files) :]) if files else ()
     return [*files, *others]
+
+
+def _start_of(given: Sequence[types.Content], contents: Sequence[types.Content]) -> int:
+    """Return where contents have the `given` ones last; the end if they have not."""
+    places = range(len(contents) - len(given), -1, -1)
+    found = (place for place in places if contents[place : place + len(given)] == [*given])
+    return next(found, len(contents))
 
 
 def _is_file_of_instruction(content: types.Content) -> bool:

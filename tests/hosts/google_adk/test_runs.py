@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, SequentialAgent
+from google.adk.agents.run_config import RunConfig
 from google.adk.apps import App
 from google.adk.flows.llm_flows.context import _fencing
 from google.adk.models.google_llm import Gemini
@@ -347,3 +348,38 @@ async def test_a_user_who_gives_context_first_makes_a_request(
 
     shown = [part.text for content in model.calls[-1] for part in content.parts]
     assert shown.count("Look again.") == 1
+
+
+@pytest.mark.proves("L1", "L11")
+async def test_context_that_a_program_gives_one_run_is_no_part_of_the_conversation(
+    system: RunningSystem, session_id: str
+) -> None:
+    """The ADK puts it before the request of the run, and leaves it out of the next one."""
+    model = ScriptedModel(script=[part for _ in range(6) for part in (calls("hall"), says("All."))])
+    runner = runner_of(model, session_id, system.nats_url, tokens=2_000)
+    await started(runner)
+
+    for number in range(6):
+        given = [says(f"Day {number}."), says("It rains.")]
+        config = RunConfig(
+            model_input_context=[types.Content(role="user", parts=parts) for parts in given]
+        )
+        message = types.Content(role="user", parts=says("What is missing?"))
+        async for _ in runner.run_async(
+            user_id="ada@work", session_id="s/1", new_message=message, run_config=config
+        ):
+            pass
+        for call in model.calls[2 * number :]:
+            texts = [content.parts[0].text for content in call]
+            at = texts.index(f"Day {number}.")
+            assert texts[at + 1 : at + 3] == ["It rains.", "What is missing?"]
+            assert str(texts).count("Day ") == 1
+
+    assert [faults(call) for call in model.calls] == [[]] * 12
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session(session_id, "ada@work/s%2F1/guide")
+        page = await session.history(
+            newest=100, include_retracted=True, after="latest", wait_ms=5_000
+        )
+    assert len(page.messages) == 6 * 4
+    assert "It rains." not in str(page.messages)
