@@ -21,6 +21,9 @@ MEDIA = (
     "input_file",
     "video",
     "video_url",
+    "audio_url",
+    "audio_embeds",
+    "image_embeds",
 )
 TEXTS = ("text", "input_text", "output_text")
 MESSAGE_TOKENS, IMAGE_TOKENS = 3, 1_200

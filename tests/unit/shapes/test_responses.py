@@ -96,7 +96,7 @@ def test_an_image_within_an_item_costs_what_an_image_costs_and_is_no_text(
     assert PNG in (message.original or message.body)
 
 
-@pytest.mark.parametrize("kind", ["image", "audio", "video", "video_url"])
+@pytest.mark.parametrize("kind", ["image", "audio", "video", "video_url", "audio_url"])
 @pytest.mark.parametrize("role", ["user", "assistant", "tool"])
 @pytest.mark.proves("L6", "G1")
 def test_media_that_items_do_not_have_cost_no_more_than_they_are_counted(

@@ -45,6 +45,10 @@ MEDIA_PARTS: Final = frozenset(
         "input_file",
         "video",
         "video_url",
+        # Of servers of open models.
+        "audio_url",
+        "audio_embeds",
+        "image_embeds",
     }
 )
 REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
