@@ -475,6 +475,33 @@ def test_the_id_of_an_output_of_a_local_shell_is_that_of_its_call() -> None:
     assert shown == items
 
 
+@pytest.mark.proves("L5", "G1")
+@pytest.mark.parametrize("budget", [600, 1_500, 4_000, FULL])
+def test_an_answer_to_a_request_for_approval_is_shown_with_it_or_as_a_message(budget: int) -> None:
+    """The API knows no request by its id alone; of a response of its own, the request may leave."""
+    question = {"role": "user", "content": "Roll. " + "word " * 60}
+    said = {"type": "message", "role": "assistant", "content": "said " * 40}
+    events: list[tuple[str, list[Json]]] = [("responses", [question])]
+    for number in range(12):
+        name, arguments = f"mcpr_{number}", json.dumps({"dice": "2d6 " * 60})
+        request = {"type": "mcp_approval_request", "id": name, "arguments": arguments}
+        answer = {"type": "mcp_approval_response", "approval_request_id": name, "approve": True}
+        call = {"type": "mcp_call", "id": f"m{number}", "arguments": "{}", "output": "7 " * 100}
+        events += [("responses", items) for items in ([request], [answer], [call, said])]
+    session = shaped_session(events)
+    asked = WindowRequest(budget_tokens=budget, shape=Shape.RESPONSES)
+
+    shown, _ = session.shown(plan(session.stored, asked, PRESETS["balanced"]))
+
+    requested: list[Any] = []
+    for item in shown:
+        if item.get("type") == "mcp_approval_request":
+            requested.append(item["id"])
+        if item.get("type") == "mcp_approval_response":
+            assert item["approval_request_id"] in requested
+    assert "mcpr_11" in str([item for item in shown if item.get("role") != "assistant"])
+
+
 @pytest.mark.proves("W6", "L5")
 @pytest.mark.parametrize("budget", [300, 600, FULL])
 @pytest.mark.parametrize("name", ["read", ""])

@@ -39,6 +39,9 @@ from turnfold.messages import Ids, Message, MessageId, Shape
 
 _OWN_OUTPUTS: Final = (FUNCTION, CUSTOM)
 """The types of calls whose output may be any text."""
+_APPROVAL: Final = "mcp_approval_"
+_REQUEST: Final = f"{_APPROVAL}request"
+_ANSWER: Final = f"{_APPROVAL}response"
 
 
 def items_of_part(part: BlockContent, bodies: Mapping[int, str]) -> RenderedTexts:
@@ -118,10 +121,14 @@ def item_text(text: str) -> str:
 
 
 def sendable(texts: Sequence[str], ids: Sequence[Ids]) -> tuple[tuple[str, ...], tuple[Ids, ...]]:
-    """Leave out reasoning that no item of its response follows: the API would refuse it."""
+    """Return items as the API takes them.
+
+    Reasoning that no item of its response follows is left out, and the answer to a request for
+    approval that the window does not show becomes a message.
+    """
     kept: list[tuple[str, Ids]] = []
     is_followed = False
-    for text, message_id in zip(reversed(texts), reversed(ids), strict=True):
+    for text, message_id in zip(reversed(_with_requests(texts)), reversed(ids), strict=True):
         item = json.loads(text) if f'"{REASONING}"' in text or not kept else None
         is_reasoning = item is not None and kind_of(item) == REASONING
         if is_reasoning and not is_followed:
@@ -134,6 +141,21 @@ def sendable(texts: Sequence[str], ids: Sequence[Ids]) -> tuple[tuple[str, ...],
         kept.append((text, message_id))
     kept.reverse()
     return tuple([text for text, _ in kept]), tuple([message_id for _, message_id in kept])
+
+
+def _with_requests(texts: Sequence[str]) -> list[str]:
+    """Return items of which each answer to a request for approval has its request."""
+    requested: set[Any] = set()
+    shown: list[str] = []
+    for text in texts:
+        # Few items are of these types, and JSON takes long to read.
+        item = json.loads(text) if _APPROVAL in text else {}
+        kind = kind_of(item)
+        if kind == _REQUEST:
+            requested.add(item.get("id"))
+        is_alone = kind == _ANSWER and item.get("approval_request_id") not in requested
+        shown.append(item_text(json_text(_chat_of(item))) if is_alone else text)
+    return shown
 
 
 def _kinds(items: Iterable[Mapping[str, Any]], head: Message) -> dict[str, str]:
