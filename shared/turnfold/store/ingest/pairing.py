@@ -196,11 +196,19 @@ def repair_pairs(
     Evicted messages are included. The sessions have no retractions. Pairs are right but for what
     was stored from the position `first` on.
     """
-    changes = [
-        change
-        for portion in in_portions(sorted(set(touched)))
-        for change in _repaired(connection, portion, first)
-    ]
+    changes: list[PairChange] = []
+    for portion in in_portions(sorted(set(touched))):
+        calls = _by_id(_RECENT_CALLS.rows(connection, portion))
+        found = _RECENT_RESULTS.rows(connection, portion)
+        many = _many(found)
+        recent, unread = _from_recent(connection, portion, calls, many, first)
+        changes += recent
+        more = [pair for pair in unread if len(calls[pair]) > RECENT]
+        calls |= _by_id(_CALLS.rows(connection, more))
+        few = {*unread} - many
+        rows = [row for row in found if (row[0], row[1]) in few]
+        rows += _RESULTS.rows(connection, [pair for pair in unread if pair in many])
+        changes += _changed(calls, rows)
     store_pairs(connection, changes)
     return changes
 
@@ -241,22 +249,6 @@ def store_pairs(connection: Connection, changes: Sequence[PairChange]) -> None:
             retracted.append((*row, match.retracted_seq, sid, position))
     _DECIDED.run(connection, live)
     _DECIDED_RETRACTED.run(connection, retracted)
-
-
-def _repaired(
-    connection: Connection, touched: Sequence[Touched], first: int
-) -> Iterator[PairChange]:
-    calls = _by_id(_RECENT_CALLS.rows(connection, touched))
-    found = _RECENT_RESULTS.rows(connection, touched)
-    many = _many(found)
-    recent, unread = _from_recent(connection, touched, calls, many, first)
-    yield from recent
-    more = [pair for pair in unread if len(calls[pair]) > RECENT]
-    calls |= _by_id(_CALLS.rows(connection, more))
-    few = {*unread} - many
-    rows = [row for row in found if (row[0], row[1]) in few]
-    rows += _RESULTS.rows(connection, [pair for pair in unread if pair in many])
-    yield from _changed(calls, rows)
 
 
 def _many(results: Sequence[Sequence[Any]]) -> set[Touched]:
