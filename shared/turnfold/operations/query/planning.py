@@ -21,7 +21,6 @@ from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.rendering.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS
 from turnfold.core.window.window import (
     UNLIMITED,
-    WindowAccount,
     WindowInput,
     WindowPlan,
     WindowRequest,
@@ -85,7 +84,12 @@ class PlannedWindow:
         tokens = self.asked.budget_tokens
         if self.asked.is_emergency or self.request.as_of is not None or not tokens:
             return None
-        return BudgetHint(tokens, _folded_for_budget(self.builder, self.plan.account))
+        window, account = self.builder, self.plan.account
+        # Messages that make room for a recall block alone do not count, nor those of a window with
+        # a limit on messages.
+        lacks_tokens = window.trimmed_after is not None and window.limits.messages >= UNLIMITED
+        folded = min(account.folded, account.folded_told + account.untold)
+        return BudgetHint(tokens, folded if lacks_tokens else 0)
 
     @property
     def shows_everything(self) -> bool:
@@ -104,17 +108,6 @@ class PlannedWindow:
         if block is not None:
             plan = with_block(plan, builder, self.asked, self.stored.factor, block)
         return replace(self, plan=plan, recall=decision, block=block)
-
-
-def _folded_for_budget(window: WindowBuilder, account: WindowAccount) -> int:
-    """Return how many live messages a window left out because its tokens did not suffice.
-
-    Messages that make room for a recall block alone do not count, nor those of a window with a
-    limit on messages.
-    """
-    if window.trimmed_after is None or window.limits.messages < UNLIMITED:
-        return 0
-    return min(account.folded, account.folded_told + account.untold)
 
 
 def with_hint(reply: ContextReply, session: SessionSnapshot, policy: Policy) -> ContextReply:
