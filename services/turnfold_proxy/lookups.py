@@ -25,7 +25,7 @@ from turnfold_proxy.pauses import Pauses
 from turnfold_proxy.recorder import Call
 from turnfold_proxy.relay import AnswerTap, UpstreamBroken, until_gone
 from turnfold_proxy.sse import SseDecoder, is_json
-from turnfold_proxy.upstream import encoded, response_headers
+from turnfold_proxy.upstream import encoded, response_start
 
 ROUNDS: Final = 5
 """The most rounds of lookups for one answer."""
@@ -64,9 +64,7 @@ class HeldAnswer:
         Raises:
             UpstreamBroken: the provider broke off; the caller's connection must break as well.
         """
-        start = response_headers(self.response, headers)
-        status = self.response.status_code
-        await send({"type": "http.response.start", "status": status, "headers": start})
+        await send(response_start(self.response, headers))
         for chunk in self.chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         if not self.is_whole:

@@ -10,7 +10,7 @@ from starlette.types import Receive, Send
 
 from turnfold_proxy.apis.api import AnswerReader, ModelAnswer
 from turnfold_proxy.sse import SseDecoder, is_json
-from turnfold_proxy.upstream import response_headers
+from turnfold_proxy.upstream import response_start
 
 READ_BYTES: Final = 64 * 1024 * 1024
 """A longer answer is relayed, but not recorded."""
@@ -100,13 +100,7 @@ async def relay(
             ended(tap.answer(), is_whole)
 
     async def pass_on() -> None:
-        await send(
-            {
-                "type": "http.response.start",
-                "status": response.status_code,
-                "headers": response_headers(response, headers),
-            }
-        )
+        await send(response_start(response, headers))
         async for chunk in response.aiter_raw():
             if tap is not None:
                 tap.feed(chunk)

@@ -6,6 +6,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
+from starlette.types import Message
 
 from turnfold_proxy.own_headers import PREFIX
 
@@ -76,15 +77,14 @@ class Upstream:
         return f"{self._root}{self._base}{target}"
 
 
-def response_headers(
-    response: httpx.Response, more: Mapping[str, str]
-) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a response for the caller, and those of the proxy."""
-    return [
+def response_start(response: httpx.Response, more: Mapping[str, str]) -> Message:
+    """Return the start of a response for the caller, with headers of the proxy."""
+    headers = [
         # The length and the encoding stay, because the body is relayed without decoding.
         *_without(response.headers.raw, _HOP_BY_HOP),
         *((name.encode(), value.encode()) for name, value in more.items()),
     ]
+    return {"type": "http.response.start", "status": response.status_code, "headers": headers}
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
