@@ -31,6 +31,11 @@ class ProxyScene:
         await session.history(newest=1, after="latest", wait_ms=5_000)
         return [(one.message["role"], one.message["content"]) async for one in session.originals()]
 
+    async def has_retracted(self, session_id: str) -> bool:
+        """Return whether a message of a session was retracted."""
+        statement = "SELECT 1 FROM messages_view WHERE session_id = ? AND state = 'retracted'"
+        return bool(await self.parts.rows(statement, session_id))
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ProxyScene]:
