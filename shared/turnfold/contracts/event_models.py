@@ -56,7 +56,7 @@ Metadata = Annotated[
 Carried = Annotated[
     list[Any] | None,
     Field(
-        description="One value for each message, any JSON or null. Kept to the letter for the"
+        description="One value for each message, any JSON or null. Kept verbatim for the"
         " producer; never counted, searched or shown to a model."
     ),
 ]
@@ -190,7 +190,7 @@ class ToolResult(PublishedEvent):
 
 
 class UsageReported(PublishedEvent):
-    """The window of a model as a call of it revealed it."""
+    """What a call revealed about the window of its model."""
 
     model_config = example(**_REPORT)
 

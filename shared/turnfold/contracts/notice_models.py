@@ -71,7 +71,7 @@ class SummaryUpdated(NoticeFields):
         audit={"rows": 12, "hash": "5e7b" * 16},
     )
 
-    version: int | None = Field(description="Null after a restore to before the first version.")
+    version: int | None = Field(description="Null if a restoration left none in force.")
     kind: SummaryKind | None = Field(description="Null if `version` is null.")
     tokens_before: Count | None = Field(
         description="Tokens of live messages and summary before the eviction."

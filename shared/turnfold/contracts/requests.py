@@ -321,7 +321,7 @@ class CountsRequest(SessionRequest):
     model_config = example(policy=True)
 
     policy: Annotated[
-        bool, Field(description="Adds `policy`, which `session.policy` tells those who may set it.")
+        bool, Field(description="Adds `policy`, also for callers that may not set it.")
     ] = False
 
 

@@ -55,7 +55,7 @@ class HistoryEntry(Answer):
     )
     carry: Any = Field(
         None,
-        description="What the event carries for this message, to the letter; absent if that is"
+        description="What the event carries for this message, verbatim; absent if that is"
         " null, and in searches and sources.",
     )
 
@@ -150,7 +150,7 @@ class ElementsAnswer(Answer):
 class SearchEntry(HistoryEntry):
     """A message that matches a query."""
 
-    score: float = Field(description="Falls from hit to hit; it has no other meaning.")
+    score: float = Field(description="Decreases from hit to hit; it has no other meaning.")
 
 
 class SearchAnswer(Answer):

@@ -86,7 +86,7 @@ class CompactionEntry(Answer):
     agent_id: AgentField
     session_id: SessionField
     ordinal: int = Field(ge=1, description="Counts the compactions of the session from 1.")
-    trigger: str = Field(description="What set it off, such as `messages` or `request`.")
+    trigger: str = Field(description="Its trigger, such as `messages` or `request`.")
     status: Literal["pending", "running", "committed", "rejected", "failed", "stale", "restored"]
     is_covered: bool = Field(description="Whether the summary in force covers its messages.")
     is_regeneration: bool = Field(description="Whether it writes a version of what is covered.")
@@ -99,7 +99,7 @@ class CompactionEntry(Answer):
     attempts: Count
     reason: str | None = Field(description="Why the newest attempt failed, or why it ended.")
     version: int | None = Field(description="The version that it wrote.")
-    actor: str | None = Field(description="Who asked for it; null where nobody did.")
+    actor: str | None = Field(description="The actor that requested it; null if none did.")
     requested_at: Time
     evicted_at: Time | None
     finished_at: Time | None

@@ -255,9 +255,9 @@ class CostAnswer(Answer):
 
 
 class CampaignEntry(CampaignAnswer):
-    """A campaign, its progress, and who began it."""
+    """A campaign, its progress, and its actor."""
 
-    actor: str | None = Field(description="Who began it; null where nobody is known.")
+    actor: str | None = Field(description="The actor that started it; null if unknown.")
 
 
 class CampaignListAnswer(Answer):

@@ -30,7 +30,7 @@ class VersionFacts(Answer):
     """The facts of a version, without its content."""
 
     version: int = Field(ge=1, description="The number of the version; never reused.")
-    kind: SummaryKind = Field(description="Who wrote it: a model (`llm`), or no model.")
+    kind: SummaryKind = Field(description="`llm`: written by a model. `extractive`: by code.")
     style: SummaryStyle
     model: str | None = Field(description="The model that wrote it; null if none did.")
     tokens: Count = Field(description="Tokens of the text and the ledger.")
@@ -124,7 +124,7 @@ class SourcesAnswer(Answer):
         description="`recorded`: the version names the messages. `matched`: a search found them."
     )
     missing: Count = Field(
-        description="Recorded messages that are not told: retracted, or too large together."
+        description="Recorded messages that are not returned: retracted, or too large together."
     )
     messages: list[HistoryEntry]
 

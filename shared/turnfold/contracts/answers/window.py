@@ -52,9 +52,9 @@ class MessageAccount(Answer):
     pending_digested: Count = Field(description="Pending messages that only a digest covers.")
     recalled: Count = Field(description="Copies of evicted messages, shown in addition.")
     synthesised: Count = Field(description="Stand-in results of calls without a result.")
-    folded_told: Count = Field(description="Folded messages that a digest in the window tells.")
+    folded_told: Count = Field(description="Folded messages that a digest in the window covers.")
     untold: Count = Field(
-        description="Folded or pending messages that nothing in the window tells; 0 unless even "
+        description="Folded or pending messages that nothing in the window covers; 0 unless even "
         "the shortest digest does not fit."
     )
 
@@ -86,9 +86,9 @@ class WindowEntry(Answer):
     id: MessageIds = Field(description="As in `message_ids`.")
     form: Literal["whole", "cut", "line", "mended", "stand_in", "summary", "digest", "recall"] = (
         Field(
-            description="`whole`: as published, to the letter. `cut`: parts are shortened or left"
-            " out. `line`: one line stands for a result. `mended`: written anew, nothing is"
-            " missing but what `without` names. The others are no stored messages. A merged or"
+            description="`whole`: verbatim, as published. `cut`: parts are shortened or left out."
+            " `line`: one line replaces a result. `mended`: rewritten, only what `without` names"
+            " is missing. The other forms are not stored messages. A merged or"
             " converted message is `mended`, or has the form of its most shortened part."
         )
     )
@@ -97,7 +97,7 @@ class WindowEntry(Answer):
     )
     carry: Any = Field(
         None,
-        description="What the event carries for this message, to the letter; absent if that is"
+        description="What the event carries for this message, verbatim; absent if that is"
         " null. If `id` is a list, a list beside it. At most 8,000,000 characters for one window.",
     )
 
@@ -161,7 +161,7 @@ class ContextAnswer(Answer):
         " with `bodies: changed`: as published."
     )
     message_ids: list[MessageIds] = Field(
-        description="Parallel to `messages`. Null: no stored message, such as a digest. A list:"
+        description="Parallel to `messages`. Null: not a stored message, such as a digest. A list:"
         " several messages are merged."
     )
     entries: list[WindowEntry] | None = Field(
