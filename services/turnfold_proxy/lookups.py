@@ -201,7 +201,7 @@ class Lookups:
     async def _result(self, call: LookupCall) -> str:
         self._lookups += 1
         if not isinstance(call.arguments, Mapping):
-            return "The arguments are no JSON object."
+            return "The arguments are not a JSON object."
         if self._is_unanswered:
             return _FAILED
         try:

@@ -229,7 +229,7 @@ class QueryDispatcher:
                 of_policy = {"policy": await self._policy(key)} if request.policy else {}
                 return json.dumps(counts | of_policy)
             case _:
-                raise BadRequest(f"{name} is no request that reads")
+                raise BadRequest(f"{name} is not a request that reads")
 
     async def _policy(self, key: SessionKey | AgentId) -> dict[str, Any]:
         """Return the policy in force."""

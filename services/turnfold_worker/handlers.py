@@ -69,9 +69,7 @@ class CommandServer:
     async def _admitted(self, name: str, handle: Handle, message: Msg) -> Reply:
         # Otherwise a reply subject or a trace of one client could write in the name of another.
         if is_led(message.headers):
-            raise NotAllowed(
-                "a request has to come straight from the account of the client that asks"
-            )
+            raise NotAllowed("a request must come directly from the account of its client")
         check_size(message.data)
         agent_id = _agent_of(name, message.subject)
         await self._limiter.turn(agent_id)

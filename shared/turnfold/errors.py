@@ -152,16 +152,19 @@ class ContextOverflow(TurnfoldError):
 class EventFault(StrEnum):
     """Why an event can never be stored: the reason of its dead letter. The values are stored."""
 
-    NOT_JSON = "not_json", "no JSON in UTF-8, or with NaN, 1e999 or an integer of over 4,000 digits"
-    WRONG_SHAPE = "wrong_shape", "a field is missing, or holds something else than its type says"
-    UNKNOWN_TYPE = "unknown_type", "there is no event of this type, at least not in this release"
-    SUBJECT_MISMATCH = "subject_mismatch", "its subject names another agent or session than it does"
+    NOT_JSON = (
+        "not_json",
+        "not JSON in UTF-8, or with NaN, 1e999 or an integer of over 4,000 digits",
+    )
+    WRONG_SHAPE = "wrong_shape", "a field is missing or has the wrong type"
+    UNKNOWN_TYPE = "unknown_type", "this release has no event of this type"
+    SUBJECT_MISMATCH = "subject_mismatch", "its subject names another agent or session"
     TOO_LARGE = "too_large", "more bytes than an event may have"
     TOO_MANY_MESSAGES = "too_many_messages", "more messages than an event may have"
-    TOO_DEEP = "too_deep", "lists and objects nest deeper than they may"
+    TOO_DEEP = "too_deep", "lists and objects are nested too deeply"
     EVENT_ID_REUSED = "event_id_reused", "an event of this id with other content is stored"
-    TOO_MANY_SESSIONS = "too_many_sessions", "the agent has as many sessions as it may have"
-    REFUSED_BY_DATABASE = "refused_by_database", "the database cannot hold something in it"
+    TOO_MANY_SESSIONS = "too_many_sessions", "the agent has reached its limit of sessions"
+    REFUSED_BY_DATABASE = "refused_by_database", "the database cannot store a value in it"
 
     meaning: str
 

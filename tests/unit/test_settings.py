@@ -464,7 +464,7 @@ def test_a_task_and_patterns_are_read_from_their_files(tmp_path: Path) -> None:
         ),
         ("TURNFOLD_SUMMARY_PROMPT", "Sum { up.", "does not parse"),
         ("TURNFOLD_SUMMARY_PROMPT", None, "cannot be read (No such file or directory)"),
-        ("TURNFOLD_REDACT_PATTERNS", "fine\n(", "line 2 is no regular expression"),
+        ("TURNFOLD_REDACT_PATTERNS", "fine\n(", "line 2 is not a regular expression"),
         ("TURNFOLD_REDACT_PATTERNS", None, "cannot be read (No such file or directory)"),
     ],
 )

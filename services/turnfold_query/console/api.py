@@ -134,7 +134,7 @@ def _answer(status: int, body: bytes) -> Json:
     try:
         answer = json.loads(body or b"{}")
     except ValueError:
-        raise ApiError(502, {"message": "the answer is no JSON"}) from None
+        raise ApiError(502, {"message": "the answer is not JSON"}) from None
     if status >= 400 or not isinstance(answer, dict):
         error = answer.get("error", {}) if isinstance(answer, dict) else {}
         raise ApiError(status if status >= 400 else 502, error)

@@ -128,7 +128,7 @@ class _Pages:
                     request,
                     "error.html",
                     status=403,
-                    title="Not under this name",
+                    title="Unknown host name",
                     message="Nobody needs a token here, so the console answers only under"
                     " localhost or a loopback address.",
                 )
@@ -219,7 +219,7 @@ def _failed(request: Request, error: ApiError, view: PageView | None = None) -> 
 
 async def _not_found(request: Request, _: Exception) -> Response:
     return page(
-        request, "error.html", status=404, title="Nothing here", message="There is no such page."
+        request, "error.html", status=404, title="Nothing here", message="This page does not exist."
     )
 
 

@@ -68,7 +68,7 @@ class PageView:
         """
         number = whole_number(self.part(name))
         if number is None:
-            raise ApiError(404, {"message": "There is no such page."})
+            raise ApiError(404, {"message": "This page does not exist."})
         return number
 
     @property

@@ -35,7 +35,7 @@ def decode_id(segment: str) -> str:
     try:
         decoded = unquote_to_bytes(segment).decode()
     except UnicodeDecodeError:
-        raise BadRequest("an id in the path is no UTF-8 text") from None
+        raise BadRequest("an id in the path is not UTF-8") from None
     if fault := id_fault(decoded):
         raise BadRequest(f"an id in the path {fault}")
     return decoded

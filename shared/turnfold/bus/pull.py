@@ -321,7 +321,7 @@ class PullConsumer:
         if self._missing_since is not None and now - self._missing_since > MISSING_SECONDS:
             self._missing_since = None
             if await self._is_gone(or_silent=True):
-                self._fail(f"nobody on the bus knows this consumer for {MISSING_SECONDS:g} seconds")
+                self._fail(f"the bus has had no such consumer for {MISSING_SECONDS:g} seconds")
         await self._ask()
 
     async def _is_gone(self, *, or_silent: bool = False) -> bool:

@@ -61,7 +61,7 @@ def _check_url(url: str) -> None:
     # Without a host, the token would go to what listens on port 80 of this machine.
     if not is_http_url(url):
         raise StartError(
-            f"{without_password(url)} is no address of a query service;"
+            f"{without_password(url)} is not an address of a query service;"
             " give its scheme, host and port, such as http://127.0.0.1:8080"
         )
 

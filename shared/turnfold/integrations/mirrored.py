@@ -82,7 +82,7 @@ class MirroredWindows:
         # Here, because an error of a call is only a warning.
         for name in window or {}:
             if name not in signature(Session.context).parameters:
-                raise BadRequest(f"window: {name!r} is no option of turnfold.Session.context")
+                raise BadRequest(f"window: {name!r} is not an option of turnfold.Session.context")
         self._patience_seconds = patience_seconds
         self._named_client = client
         self._agent_id = agent_id

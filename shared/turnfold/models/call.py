@@ -124,7 +124,7 @@ async def ask(
     )
     choices = getattr(response, "choices", None)
     if not choices:
-        raise SummarizerError(Reason.PROVIDER_ERROR, "no choice in the answer")
+        raise SummarizerError(Reason.PROVIDER_ERROR, "the answer has no choices")
     answer = _answer_of(choices[0])
     # litellm reports zero for a provider that reports nothing.
     if not used.completion_tokens:

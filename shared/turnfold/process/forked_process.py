@@ -89,7 +89,7 @@ class PendingFork:
                 async with asyncio.timeout(FORK_SECONDS):
                     await _readable(self._connection)
             except TimeoutError as error:
-                raise OSError("no fork in time") from error
+                raise OSError("the supervisor did not fork in time") from error
             message, files, _, _ = socket.recv_fds(self._connection, 64, 1)
             # The other end is closed: the supervisor did not fork, or the copy has exited.
             if not files:

@@ -21,7 +21,7 @@ def reserved_port(host: str, number: int, *, option: str) -> Generator[int]:
             host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise StartError(f"{host} is no address to listen on ({error.strerror})") from error
+        raise StartError(f"{host} is not an address to listen on ({error.strerror})") from error
     with socket.socket(family, kind, protocol) as held:
         try:
             # Linux lets the child bind the same address only if both sockets have this option.

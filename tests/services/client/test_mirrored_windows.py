@@ -88,7 +88,7 @@ async def test_a_wrong_option_of_windows_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong: Any = "8000 and a secret"
-    with pytest.raises(BadRequest, match="'recal' is no option"):
+    with pytest.raises(BadRequest, match="'recal' is not an option"):
         MirroredWindows("ada", client=NOWHERE, window={"recal": False})
 
     async with working(tmp_path) as (url, _), portal(url) as own:

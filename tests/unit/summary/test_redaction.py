@@ -77,7 +77,7 @@ def test_a_file_of_patterns_has_one_a_line_and_remarks() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("ok\n(", "line 2 is no regular expression"), ("a*", "line 1 matches the empty text")],
+    [("ok\n(", "line 2 is not a regular expression"), ("a*", "line 1 matches the empty text")],
 )
 @pytest.mark.proves("X4", "O5")
 def test_a_line_that_is_no_pattern_is_named(text: str, told: str) -> None:

@@ -180,7 +180,7 @@ def _object_in(answer: str) -> Mapping[str, Any] | None:
         if isinstance(value, Mapping) and (has_key or start == 0):
             return _unwrapped(value)
     if start == 0 or fenced or has_key or starts_as_json:
-        raise SummarizerError(Reason.UNPARSABLE, "the answer is no JSON")
+        raise SummarizerError(Reason.UNPARSABLE, "the answer is not JSON")
     return None
 
 

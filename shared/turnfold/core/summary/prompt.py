@@ -181,7 +181,7 @@ def checked_task(task: str) -> str:
     if not task.strip():
         raise ValueError("the text is empty")
     allowed = " and ".join(f"{{{name}}}" for name in TASK_PLACEHOLDERS)
-    remedy = "write a brace that is no placeholder twice"
+    remedy = "double each brace that is not part of a placeholder"
     try:
         fields = [
             (name, spec, conversion)

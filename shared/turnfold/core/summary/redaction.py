@@ -296,7 +296,7 @@ def checked_patterns(text: str) -> tuple[str, ...]:
         try:
             compiled = re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"line {number} is no regular expression: {error}") from None
+            raise ValueError(f"line {number} is not a regular expression: {error}") from None
         if compiled.search(""):
             raise ValueError(f"line {number} matches the empty text, and so everywhere")
         patterns.append(pattern)

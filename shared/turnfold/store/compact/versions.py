@@ -157,7 +157,7 @@ class SqlVersionStore:
             # Somebody decided by comparing two versions. A third one may have come since.
             if over is not None and in_force != over:
                 raise Conflict(
-                    f"version {in_force} is in force, not {over}: look again, then decide again"
+                    f"version {in_force} is in force, not {over}: read again, then decide again"
                 )
             if version != in_force:
                 _promote(change, version, installation)
@@ -237,7 +237,7 @@ def _promote(change: SessionChange, version: int, installation: Installation) ->
     # The version would show messages twice: in its text, and live.
     if any_restored(connection, sorted(covered_by(connection, session.sid, version))):
         raise Conflict(
-            f"version {version} speaks for messages that were restored since; they are live again"
+            f"version {version} covers messages that were restored since; they are live again"
         )
     _check_valid(connection, session, version)
     before, replaced = session.window_tokens, session.version
@@ -326,7 +326,7 @@ def _check_valid(connection: Connection, session: SessionRow, version: int) -> N
         Conflict: it covers one.
     """
     if valid_version(connection, session.sid, version) != version:
-        raise Conflict(f"version {version} speaks for messages that were retracted since")
+        raise Conflict(f"version {version} covers messages that were retracted since")
 
 
 def _check_range(connection: Connection, session: SessionRow, from_version: int) -> None:

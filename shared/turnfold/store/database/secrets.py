@@ -29,5 +29,5 @@ async def read_secret(database: Database, name: str) -> str:
     """
     value = await database.snapshot(lambda connection: secret_in(connection, name))
     if value is None:
-        raise Unavailable(f"the database holds no secret {name!r}; run `turnfold migrate`")
+        raise Unavailable(f"the database has no secret {name!r}; run `turnfold migrate`")
     return value

@@ -49,7 +49,7 @@ def make_private(url: URL) -> None:
             continue
         except PermissionError as error:
             raise StartError(
-                f"others may read {path}, and it belongs to somebody else; "
+                f"other users can read {path}, which another user owns; "
                 "run `chmod 600` on it as its owner"
             ) from error
 

@@ -167,7 +167,7 @@ class _Interrupting:
             # Cancelled before a thread was free: there is no statement yet that could be
             # interrupted.
             if self._is_over:
-                raise Unavailable("nobody waits for this any more")
+                raise Unavailable("the caller no longer waits for this")
             self._connection = connection.connection.driver_connection
         try:
             yield
