@@ -1,4 +1,4 @@
-"""The proxy service: it listens, and ends with a signal."""
+"""The process of a proxy: it listens until a signal ends it."""
 
 import os
 import sys

@@ -1,8 +1,8 @@
-"""Windows that grow by what a call adds, so that the call need not wait until that is stored.
+"""Continue the window of the previous call, so that a call need not wait until it is stored.
 
-A call that only continues a list is sent with the window of the list before, and its own new
-elements after it, if that fits. The services store and trim meanwhile, and the next call begins
-with what they answered.
+A call that only adds to a list is sent with the window of the previous list, followed by its new
+elements, if that fits. The services store and trim meanwhile, and the next call begins with their
+answer.
 """
 
 import asyncio
@@ -199,7 +199,7 @@ def grown(
 
 
 def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Element]:
-    """Return a window whose unchanged messages are the caller's own, to the letter.
+    """Return a window whose unchanged messages are the caller's own, verbatim.
 
     Reasoning is the caller's as well: a provider that reads it wants it before its own item.
 

@@ -1,4 +1,4 @@
-"""Headers for the proxy and of it; none of them reaches the provider."""
+"""Headers that the proxy reads and adds; none of them reaches the provider."""
 
 from collections.abc import Mapping
 from typing import Final

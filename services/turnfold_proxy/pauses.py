@@ -1,4 +1,4 @@
-"""Pauses, in which calls go out as they came because Turnfold did not answer one."""
+"""Pauses in which calls are sent unchanged, because Turnfold did not answer one."""
 
 import time
 from typing import Final

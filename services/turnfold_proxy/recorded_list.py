@@ -1,4 +1,4 @@
-"""Keep a session equal to the lists of its calls, and remember how far it is.
+"""Keep a session equal to the lists of its calls, and track how much of them is recorded.
 
 The proxy is the only publisher of a session, so a list that continues the recorded one is published
 without asking what the session holds. The window shows afterwards whether that was right.

@@ -1,9 +1,9 @@
 """The NATS interface as an AsyncAPI document: events, requests with replies, and notices.
 
 FastStream describes the channels and payloads, from a broker that never connects and whose handlers
-have the types of the contract. The handlers of the services have none, because FastStream would
-then read each message with its model, at a thread switch per request. FastStream cannot describe
-replies, the ids in a subject, or examples; this module adds them.
+have the types of the contract. The services' handlers are untyped, because FastStream would
+validate each message with its model, at the cost of a thread switch per request. FastStream
+cannot describe replies, the ids in a subject, or examples; this module adds them.
 """
 
 from collections.abc import Mapping, Sequence

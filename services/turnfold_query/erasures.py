@@ -1,7 +1,7 @@
 """Remove erased sessions from the caches of a process.
 
-A notice says only that something was erased. Which cached sessions are gone, the database says: an
-erasure of one session must not make the windows of all others slow.
+A notice says only that something was erased. The database says which cached sessions are gone,
+because an erasure of one session must not slow down the windows of all others.
 """
 
 import asyncio

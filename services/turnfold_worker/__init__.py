@@ -1,1 +1,1 @@
-"""The compaction worker: ingest, evict, and have summaries written."""
+"""The compaction worker: it stores events, evicts messages and writes summaries."""

@@ -1,4 +1,4 @@
-"""The actor of a request: what the worker believes about its sender."""
+"""The actor of a request, as far as the worker trusts its sender."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The compaction worker: it stores events, evicts messages and writes summaries.
+"""The process of a worker.
 
 `main` runs a worker. `_work` lists its loops; `context` holds the parts that they share.
 """

@@ -1,4 +1,4 @@
-"""Execute the requests that write: each handler calls an operation, and wakes what it concerns."""
+"""Execute the requests that write: call an operation, and wake the loops that it concerns."""
 
 import asyncio
 import time

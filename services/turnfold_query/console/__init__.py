@@ -1,1 +1,1 @@
-"""The console: pages for people, which ask the HTTP API with the token of whoever looks."""
+"""The console: pages for people, read from the HTTP API with the visitor's token."""

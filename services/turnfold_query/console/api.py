@@ -1,4 +1,4 @@
-"""Calls of the HTTP API within this process, with the token of the person who looks at a page."""
+"""Calls of the HTTP API within this process, with the visitor's token."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Answers of inspections: limited in time, in a place for work that takes long, totals cached."""
+"""Answers of inspections: limited in time, in a place for long work, with cached totals."""
 
 import asyncio
 import time

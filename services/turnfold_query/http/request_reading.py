@@ -1,7 +1,7 @@
-"""Read HTTP requests: the body first, then a place, and then the request is answered.
+"""Read HTTP requests: read the body first, then wait for a place, then answer.
 
 An unfinished body takes memory from a budget, but no place. A read stops if the caller hangs up or
-its time is over.
+too much time has passed.
 """
 
 import asyncio

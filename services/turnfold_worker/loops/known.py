@@ -1,4 +1,4 @@
-"""The time up to which the database knows all events, for loops that act on their absence."""
+"""The time up to which all events are stored, for loops that act if there are none."""
 
 from turnfold.bus.asking import find_event, time_ms
 from turnfold.store.database.sequence_ranges import whole_to

@@ -1,4 +1,4 @@
-"""Refuse what pages of other sites send to this machine, where nobody needs a token."""
+"""Refuse requests from pages of other sites, if HTTP requires no token."""
 
 from collections.abc import Callable
 from typing import Final

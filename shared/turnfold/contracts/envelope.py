@@ -1,4 +1,4 @@
-"""The envelope of an event: what it says besides its messages, to the letter.
+"""The envelope of an event: all of it but its messages, verbatim.
 
 `carry` is a part of it: a list of JSON values parallel to the messages, for their producer alone.
 """

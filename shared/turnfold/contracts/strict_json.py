@@ -191,12 +191,12 @@ def without_member(text: str, name: str) -> str:
 
 
 def member_texts(text: str) -> dict[str, str]:
-    """Return the members of a valid JSON object as texts, to the letter."""
+    """Return the members of a valid JSON object as verbatim texts."""
     _, raw, _ = _object(text)
     return raw
 
 
 def element_texts(text: str) -> list[str]:
-    """Return the elements of a valid JSON list as texts, to the letter."""
+    """Return the elements of a valid JSON list as verbatim texts."""
     _, _, texts = _elements(text, 0)
     return texts

@@ -5,8 +5,8 @@ session = TurnfoldSession("support", "user-42", max_tokens=8_000)
 result = await Runner.run(agent, "Where is order 7341?", session=session)
 ```
 
-A run reads the window: the summary, and the items after it to the letter. Reasoning never stands
-there without the item that it belongs to.
+A run reads the window: the summary, and the items after it, verbatim. It never has reasoning
+without the item that the reasoning belongs to.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Pages of the console, by what they are about."""
+"""Pages of the console, one module per topic."""

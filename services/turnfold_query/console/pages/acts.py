@@ -1,4 +1,4 @@
-"""Changes that operators make: each has a page that asks, and a form that does it."""
+"""Changes by operators: each has a page that asks for confirmation, and a form."""
 
 from starlette.responses import Response
 

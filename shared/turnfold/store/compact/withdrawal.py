@@ -1,4 +1,4 @@
-"""Take versions that cover retracted messages out of force, and have them written anew."""
+"""Take versions that cover retracted messages out of force, and open jobs that replace them."""
 
 from collections.abc import Collection
 from typing import Any

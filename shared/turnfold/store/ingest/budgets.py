@@ -1,4 +1,4 @@
-"""Remember the budgets that windows were asked with, and evict where the largest is too small."""
+"""Store the budgets of requested windows, and evict if the largest is too small."""
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Evict old messages, in the transaction that stored the events which made this due."""
+"""Evict old messages, in the transaction that stores the events that made it due."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

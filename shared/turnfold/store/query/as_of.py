@@ -1,4 +1,4 @@
-"""Read a session as it was: the version in force, pending evictions and live messages."""
+"""Read a session as of a time: the version in force, pending evictions and live messages."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence

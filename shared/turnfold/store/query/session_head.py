@@ -1,4 +1,4 @@
-"""Read a session's row with its policies, and what ingest has reached."""
+"""Read a session's row with its policies, and the sequence that ingest has reached."""
 
 from collections.abc import Collection
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Give up connections to a server that is gone without a word, as when its machine has no power."""
+"""Give up connections to a server that vanished, for example because its machine lost power."""
 
 import socket
 from typing import Any

@@ -1,4 +1,4 @@
-"""Mark the user messages that a program wrote without saying so, by the policy of their session.
+"""Mark unmarked user messages of programs as `is_meta`, by the policy of their session.
 
 The mark is stored with the message, so that every later reader counts the same rounds. A policy
 that changes afterwards changes the marks of new messages only.

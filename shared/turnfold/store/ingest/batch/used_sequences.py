@@ -1,6 +1,6 @@
-"""Events under sequences that stand for others: the stream was restored from an older backup.
+"""Events under sequences that stored events use: the stream was restored from an older backup.
 
-Its end may have passed that of the database before a worker looked.
+Its end may have passed that of the database before a worker checked.
 """
 
 from collections.abc import Collection, Iterable, Sequence
