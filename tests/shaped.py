@@ -226,16 +226,19 @@ def anthropic_turns(draw: st.DrawFn) -> list[Json]:
             for n in range(draw(st.integers(0, 3)))
         ]
         thinking = {"type": "thinking", "thinking": draw(texts), "signature": "c2ln"}
-        search = {
-            "type": "server_tool_use",
-            "id": "srv_1",
-            "name": "web_search",
-            "input": {"q": "x"},
-        }
+        search = [
+            {
+                "type": "server_tool_use",
+                "id": "srv_1",
+                "name": "web_search",
+                "input": {"q": "x"},
+            },
+            {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []},
+        ]
         blocks = (
             [thinking] * draw(st.integers(0, 1))
             + [_block(draw)] * draw(st.integers(0, 1))
-            + [search] * draw(st.integers(0, 1))
+            + search * draw(st.integers(0, 1))
         )
         turn.append({"role": "assistant", "content": [*blocks, *calls] or [_block(draw)]})
         results = [

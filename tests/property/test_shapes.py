@@ -502,6 +502,35 @@ def test_an_answer_to_a_request_for_approval_is_shown_with_it_or_as_a_message(bu
     assert "mcpr_11" in str([item for item in shown if item.get("role") != "assistant"])
 
 
+@pytest.mark.proves("L5", "G1")
+def test_a_call_that_the_provider_ran_has_its_result_also_if_the_turn_was_paused_between() -> None:
+    """Then they come in two answers, of which a window may show one. The newest still runs."""
+    said = {"type": "text", "text": "said " * 40}
+    events: list[tuple[str, list[Json]]] = []
+    for number in range(12):
+        use = {"type": "server_tool_use", "name": "web_search", "input": {"query": "y " * 40}}
+        pages = [{"type": "web_search_result", "encrypted_content": "c " * 130}]
+        result = {"type": "web_search_tool_result", "content": pages}
+        call = {**use, "id": f"srv_{number}"}
+        answers = [[said, call], [{**result, "tool_use_id": call["id"]}, said]]
+        question = {"role": "user", "content": f"Question {number}? " + "word " * 60}
+        events += [
+            ("anthropic", [question]),
+            *[("anthropic", [{"role": "assistant", "content": blocks}]) for blocks in answers],
+        ]
+    session = shaped_session(events[:-1])
+
+    for budget in range(400, 6_000, 50):
+        asked = WindowRequest(budget_tokens=budget, shape=Shape.ANTHROPIC)
+        shown, _ = session.shown(plan(session.stored, asked, PRESETS["balanced"]))
+
+        blocks = [block for message in shown for block in message["content"]]
+        used = [one["id"] for one in blocks if one["type"] == "server_tool_use"]
+        found = [one["tool_use_id"] for one in blocks if one["type"] == "web_search_tool_result"]
+        # The newest answer may be cut as well.
+        assert used in (found, [*found, "srv_11"])
+
+
 @pytest.mark.proves("W6", "L5")
 @pytest.mark.parametrize("budget", [300, 600, FULL])
 @pytest.mark.parametrize("name", ["read", ""])

@@ -21,7 +21,7 @@ from turnfold.core.shapes.blocks import (
 )
 from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of, token_upper_bound
 from turnfold.core.window.forms import STAND_IN
-from turnfold.core.window.rendering.blocks import is_blocks, sendable_blocks
+from turnfold.core.window.rendering.blocks import is_blocks, paired_blocks, sendable_blocks
 from turnfold.core.window.rendering.render import Rendered, entry_position
 from turnfold.core.window.views import Entry, RecallEntry, ShownMessage, SynthesizedResult
 from turnfold.core.window.window import WindowPlan
@@ -61,7 +61,7 @@ def to_anthropic(plan: WindowPlan, rendered: Rendered) -> AnthropicWindow:
         converter.turns.add(role, blocks, message_id)
     system_text = "\n\n".join(text for text in converter.system if text.strip())
     messages, ids = converter.turns.finished(is_needed=bool(rendered.messages))
-    return AnthropicWindow(system_text or None, messages, ids)
+    return AnthropicWindow(system_text or None, paired_blocks(messages), ids)
 
 
 class _Converter:

@@ -4,17 +4,23 @@ Blocks are copied byte for byte, unless the window shortens them.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from turnfold.contracts.strict_json import element_texts, member_texts
 from turnfold.core.shapes.anthropic import chat_views, is_call, is_result, is_thinking
+from turnfold.core.shapes.blocks import text_block
+from turnfold.core.shapes.views import told
 from turnfold.core.text.json_text import json_text
 from turnfold.core.window.forms import WHOLE
 from turnfold.core.window.rendering.render import calls_by_slot, chat_texts, entry_body, ids_of
 from turnfold.core.window.views import BlockContent, RenderedTexts, ShownMessage
 from turnfold.messages import Message, Shape
+
+_RAN: Final = '_tool_use"'
+_RESULT: Final = '_tool_result"'
+"""How the types end of calls that the provider runs, and of their results."""
 
 
 def is_blocks(message: Message) -> bool:
@@ -56,6 +62,46 @@ def sendable_blocks(text: str, api_ids: Mapping[str, str]) -> list[str]:
         elif not _is_blank(block):
             shown.append(block_text)
     return shown
+
+
+def paired_blocks(messages: tuple[str, ...]) -> tuple[str, ...]:
+    """Return messages in which calls that the provider ran have results, and results their calls.
+
+    A window may show one of the two alone, if they came in different messages: it becomes text.
+    Calls of the newest turn may still run.
+    """
+    if not any(_RAN in text or _RESULT in text for text in messages):
+        return messages
+    bodies = [json.loads(text) for text in messages]
+    alone = _alone(bodies)
+    shown = list(messages)
+    for place in {place for place, _ in alone}:
+        blocks = element_texts(member_texts(messages[place])["content"])
+        pairs = zip(bodies[place]["content"], blocks, strict=True)
+        texts = [
+            text_block(told(block)) if (place, number) in alone else text
+            for number, (block, text) in enumerate(pairs)
+        ]
+        shown[place] = f'{{"role":"{bodies[place]["role"]}","content":[{",".join(texts)}]}}'
+    return tuple(shown)
+
+
+def _alone(messages: Sequence[Mapping[str, Any]]) -> set[tuple[int, int]]:
+    """Return the places of calls without a result, and of results without a call before."""
+    calls: dict[Any, tuple[int, int]] = {}
+    alone: set[tuple[int, int]] = set()
+    for place, message in enumerate(messages):
+        if message["role"] == "user" and not is_result(message["content"][0]):
+            # Calls of a turn that has ended run no longer.
+            alone |= set(calls.values())
+            calls = {}
+        for number, block in enumerate(message["content"]):
+            kind = f'{block.get("type")}"'
+            if kind.endswith(_RAN):
+                calls[block.get("id")] = place, number
+            elif kind.endswith(_RESULT) and calls.pop(block.get("tool_use_id"), None) is None:
+                alone.add((place, number))
+    return alone
 
 
 def _with_api_id(block: Mapping[str, Any], text: str, api_ids: Mapping[str, str]) -> list[str]:
