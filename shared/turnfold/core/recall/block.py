@@ -67,11 +67,6 @@ class RecalledMessage(NamedTuple):
         """Its position in the session."""
         return self.message.position
 
-    @property
-    def call_position(self) -> int | None:
-        """The position of the call that this result answers; None if it answers none."""
-        return None if self.message.answers is None else self.message.answers.position
-
 
 @dataclass(frozen=True, slots=True)
 class Quote:
@@ -140,27 +135,35 @@ class _BlockWriter:
     def __init__(self, messages: Sequence[RecalledMessage], shown: Collection[int]) -> None:
         self.room = self._used = 0
         self._shown = shown
-        self._by_position = {recalled.position: recalled for recalled in messages}
-        names = {name for recalled in messages if (name := speaker_name(recalled.body))}
-        self._labels = label_pattern(names)
+        self._by_position = {recalled.message.position: recalled for recalled in messages}
+        named = [(at, speaker_name(of.body)) for at, of in self._by_position.items()]
+        self._names = {position: name for position, name in named if name}
+        self._labels = label_pattern(set(self._names.values()))
         self._heading_tokens = _heading_tokens(self._by_position)
         self._results: defaultdict[int, list[RecalledMessage]] = defaultdict(list)
         for recalled in self._by_position.values():
-            if recalled.call_position is not None:
-                self._results[recalled.call_position].append(recalled)
+            if (answers := recalled.message.answers) is not None:
+                self._results[answers.position].append(recalled)
         self._texts: dict[int, str] = {}
         self._bounds: dict[str, int] = {}
         self._quotable: dict[int, str] = {}
         self._quoted: dict[int, _QuotedLines] = {}
         self._ordinals: set[int] = set()
-        self._times: set[str] = set()
-        """The days and the minutes that headings may name."""
+        self._times: set[str] = set()  # the days and the minutes that headings may name
 
     def add(self, recalled: RecalledMessage) -> None:
         """Add a message with its call or its results, if they fit and none is quoted."""
-        position = recalled.message.position
-        if position not in self._texts and self._used + _least_tokens(recalled) > self.room:
-            return
+        message, position = recalled.message, recalled.message.position
+        if position not in self._texts:
+            if self._used + _least_tokens(recalled) > self.room:
+                return
+            # Nearly all messages have no call or results. This takes half of the time.
+            if message.answers is None and position not in self._results:
+                if position not in self._quoted:
+                    text, tokens = self._text_of(recalled)
+                    if self._takes((recalled,), tokens):
+                        self._texts[position] = text
+                return
         for unit in self._units(recalled):
             if self._add(unit):
                 return
@@ -178,7 +181,7 @@ class _BlockWriter:
             return False
         new_texts, tokens = {}, 0
         for part in new:
-            new_texts[part.message.position], of_part = self._text_of(part)
+            new_texts[part.position], of_part = self._text_of(part)
             tokens += of_part
         if not self._takes(new, tokens):
             return False
@@ -245,21 +248,21 @@ class _BlockWriter:
             lines = [text for _, text in sorted(quoted.lines)]
             text = f"{self._speaker_in_part(quoted.of)}{PART} {chr(10).join(lines)}"
             self._texts[position] = defused(without_labels(text, self._labels)[0])
-        chosen = [self._by_position[position] for position in sorted(self._texts)]
-        if not chosen:
+        if not self._texts:
             return None
-        counted = [recalled for recalled in chosen if recalled.position not in self._shown]
+        chosen = [self._by_position[position] for position in sorted(self._texts)]
+        counted = [of.message for of in chosen if of.message.position not in self._shown]
         return RecallBlock(
             f"{HEADING}\n<{TAG}>\n{chr(10).join(self._lines(chosen))}\n</{TAG}>",
             FRAME_TOKENS + self._used,
-            tuple(recalled.position for recalled in counted),
-            tuple(recalled.message.message_id for recalled in counted),
+            tuple([message.position for message in counted]),
+            tuple([message.message_id for message in counted]),
         )
 
     def _units(self, recalled: RecalledMessage) -> Sequence[Sequence[RecalledMessage]]:
         """Return what may be added for a message, the best choice first."""
-        if recalled.call_position is not None:
-            call = self._by_position.get(recalled.call_position)
+        if (answers := recalled.message.answers) is not None:
+            call = self._by_position.get(answers.position)
             # The window may show the call of a result that came late.
             if call is None or call.position in self._shown:
                 return ([recalled],)
@@ -272,8 +275,7 @@ class _BlockWriter:
 
         A heading names the day or the minute only if it differs from the previous one.
         """
-        said_at = ""
-        before = -2
+        said_at, before = "", -2
         for recalled in chosen:
             if recalled.ordinal != before + 1:
                 time = recalled.said_at
@@ -291,9 +293,9 @@ class _BlockWriter:
     def _text_of(self, recalled: RecalledMessage) -> tuple[str, int]:
         """Return a message as text, and an upper bound of its tokens in the block.
 
-        The text has the speaker, the message and its calls. The count of the content
-        contains images, which are not quoted; the gist has the size of the text alone. The overhead
-        of each call covers `called` and the line end.
+        The text has the speaker, the message and its calls. The count of the content contains
+        images, which are not quoted; the gist has the size of the text alone. The overhead of each
+        call covers `called` and the line end.
         """
         message, body = recalled.message, recalled.body
         content, calls, speaker = body.get("content"), message.calls, self._speaker(recalled)
@@ -301,18 +303,21 @@ class _BlockWriter:
         # A refusal or a transcript, which the content does not count.
         elsewhere = "" if said else spoken_text(body)
         tokens = message.content_tokens
-        parts = [f"{speaker}: {said or elsewhere}"] if said or elsewhere or not calls else []
+        text, labels = "", 0
+        if said or elsewhere or not calls:
+            text, labels = without_labels(f"{speaker}: {said or elsewhere}", self._labels)
         if calls:
-            parts += [f"{speaker} called {call}" for call in _calls(recalled)]
+            called = [f"{speaker} called {call}" for call in _calls(recalled)]
+            quoted = [without_labels(part, self._labels) for part in called]
+            text = "\n".join([*([text] if text else ()), *[part for part, _ in quoted]])
+            labels += sum([number for _, number in quoted])
             tokens += sum([call.tokens for call in calls])
-        quoted = [without_labels(part, self._labels) for part in parts]
-        text = "\n".join([part for part, _ in quoted])
         if isinstance(content, list):
             known = gist_of(message).text_tokens if not calls else None
             tokens = min(tokens, token_upper_bound(text) if known is None else known)
         tokens += token_upper_bound(elsewhere)
         tokens += self._speaker_tokens(recalled, speaker) * (1 + len(calls)) + SPEAKER_TOKENS
-        marks = markers_in(text) + sum([labels for _, labels in quoted])
+        marks = markers_in(text) + labels
         return (defused(text), tokens + MARK_TOKENS * marks) if marks else (text, tokens)
 
     def _speaker(self, recalled: RecalledMessage) -> str:
@@ -322,12 +327,11 @@ class _BlockWriter:
             place = place_of_slot(call.message.calls, answers.slot)
             tool = "tool" if place is None else call.message.calls[place].name
             return f"{tool} returned"
-        return speaker_name(recalled.body) or recalled.message.role.value
+        return self._names.get(recalled.message.position) or recalled.message.role
 
-    def _speaker_in_part(self, recalled: RecalledMessage) -> str:
+    def _speaker_in_part(self, of: RecalledMessage) -> str:
         """Return the speaker, for a result without its tool: another line is worth more."""
-        message = recalled.message
-        return message.role.value if message.answers is not None else self._speaker(recalled)
+        return self._speaker(of) if of.message.answers is None else of.message.role
 
     def _speaker_tokens(self, recalled: RecalledMessage, speaker: str) -> int:
         """Return an upper bound of a speaker's tokens.
@@ -335,7 +339,7 @@ class _BlockWriter:
         The name of a message was counted with it, in none of its other counts.
         """
         message = recalled.message
-        if speaker == message.role.value:
+        if speaker is message.role:
             return 1
         bound = self._bounds.get(speaker)
         if bound is None:

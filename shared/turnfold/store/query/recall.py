@@ -324,9 +324,16 @@ def _read(
     found = stored.found
     whole = [found[position][0] for position in positions if position in found]
     belonging = _partners(stored.connection, stored.sid, whole) - set(positions)
-    partners = sorted([position for position in belonging if position < until])
-    stored.add(partners)
-    recalled = _recallable({*positions, *quoted, *partners}, found, order)
+    stored.add([position for position in belonging if position < until])
+    partners = sorted(belonging & found.keys())
+    ordinals = dict(zip(positions, choice.messages, strict=True))
+    ordinals |= {order.positions[ordinal]: ordinal for ordinal, _ in choice.lines}
+    ordinals |= zip(partners, order.ordinals(partners), strict=True)
+    recalled = {
+        position: _recalled(message, body, ordinals[position])
+        for position, (message, body) in found.items()
+        if position in ordinals and not message.is_copy
+    }
     return RecallMaterial(
         [recalled[position] for position in positions if position in recalled],
         [recalled[position] for position in partners if position in recalled],
@@ -336,18 +343,6 @@ def _read(
             if position in recalled
         ],
     )
-
-
-def _recallable(
-    wanted: Collection[int], stored: Mapping[int, tuple[Message, str]], order: SessionOrder
-) -> dict[int, RecalledMessage]:
-    """Return the messages at these positions as they may be recalled, without copies."""
-    found = [at for at in wanted if at in stored]
-    return {
-        position: _recalled(*stored[position], ordinal)
-        for position, ordinal in zip(found, order.ordinals(found), strict=True)
-        if not stored[position][0].is_copy
-    }
 
 
 def _partners(connection: SupportsStatements, sid: int, whole: Sequence[Message]) -> set[int]:
