@@ -291,16 +291,14 @@ class _BlockWriter:
             yield self._texts[recalled.position]
 
     def _text_of(self, recalled: RecalledMessage) -> tuple[str, int]:
-        """Return a message as text, and an upper bound of its tokens in the block.
+        """Return a message with its speaker and calls as text, and a bound of its tokens there.
 
-        The text has the speaker, the message and its calls. The count of the content contains
-        images, which are not quoted; the gist has the size of the text alone. The overhead of each
-        call covers `called` and the line end.
+        The count of the content contains images, which are not quoted; the gist has the size of the
+        text alone. The overhead of each call covers `called` and the line end.
         """
         message, body = recalled.message, recalled.body
         content, calls, speaker = body.get("content"), message.calls, self._speaker(recalled)
         said = content if isinstance(content, str) else text_of(body)
-        # A refusal or a transcript, which the content does not count.
         elsewhere = "" if said else spoken_text(body)
         tokens = message.content_tokens
         text, labels = "", 0
@@ -315,8 +313,9 @@ class _BlockWriter:
         if isinstance(content, list):
             known = gist_of(message).text_tokens if not calls else None
             tokens = min(tokens, token_upper_bound(text) if known is None else known)
-        tokens += token_upper_bound(elsewhere)
-        tokens += self._speaker_tokens(recalled, speaker) * (1 + len(calls)) + SPEAKER_TOKENS
+        # No other count has refusals and transcripts.
+        tokens += token_upper_bound(elsewhere) + SPEAKER_TOKENS
+        tokens += self._speaker_tokens(recalled, speaker) * (1 + len(calls))
         marks = markers_in(text) + labels
         return (defused(text), tokens + MARK_TOKENS * marks) if marks else (text, tokens)
 
@@ -334,10 +333,7 @@ class _BlockWriter:
         return self._speaker(of) if of.message.answers is None else of.message.role
 
     def _speaker_tokens(self, recalled: RecalledMessage, speaker: str) -> int:
-        """Return an upper bound of a speaker's tokens.
-
-        The name of a message was counted with it, in none of its other counts.
-        """
+        """Return a bound of a speaker's tokens. No other count of a message has its name."""
         message = recalled.message
         if speaker is message.role:
             return 1
