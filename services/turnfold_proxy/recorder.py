@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,7 +138,7 @@ class Recorder:
         self._erasures = AgentErasures(erasures, self._forget)
         self._wait_seconds = wait_seconds
         self._numbers = count(1)
-        self._states: OrderedDict[tuple[str, str], SessionState] = OrderedDict()
+        self._states = LRUCache[tuple[str, str], SessionState](MOST_SESSIONS)
         self._windows = KnownWindows()
         self._pauses = pauses
         self._writing: set[asyncio.Task[Any]] = set()
@@ -392,8 +391,4 @@ class Recorder:
             return True
 
     def _state(self, call: Call) -> SessionState:
-        state = self._states.setdefault(call.key, SessionState())
-        self._states.move_to_end(call.key)
-        if len(self._states) > MOST_SESSIONS:
-            self._states.popitem(last=False)
-        return state
+        return self._states.setdefault(call.key, SessionState())
