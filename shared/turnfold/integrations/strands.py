@@ -12,7 +12,7 @@ replaced by the window: the summary, and the newest messages.
 # pyright takes `strands` for this file.
 
 import json
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -79,8 +79,8 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         super().__init__()
         options: dict[str, Any] = {"client": client, "max_tokens": max_tokens}
         named = {"model": model, **(window or {})}
-        self._windows = _Windows(agent_id, window=named, **options)
-        self._small = _Windows(agent_id, window={**named, "mode": "emergency"}, **options)
+        self._windows = MirroredWindows(agent_id, window=named, **options)
+        self._small = MirroredWindows(agent_id, window={**named, "mode": "emergency"}, **options)
         self._is_reduced = False
         self._session = self._windows.session(session_id)
         self._held: dict[str, _Held] | None = None
@@ -135,14 +135,31 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         self._seen, self._is_asked = names, False
         await self._managed(event.agent, self._small if self._is_reduced else self._windows)
 
-    async def _managed(self, agent: Agent, windows: "_Windows") -> None:
-        publish, confirm = self._publish, self._is_confirmed
-        shown = await windows.after(agent.messages, publish, confirm, self._session)
+    async def _managed(self, agent: Agent, windows: MirroredWindows) -> None:
+        shown = await windows.attempt(
+            lambda: agent.messages, lambda messages: self._shown(messages, windows)
+        )
         if shown is not None:
             messages, self._held = _messages(shown)
             self.removed_message_count += max(0, originals(agent.messages) - originals(messages))
             agent.messages[:] = messages
             self._seen |= set(self._held)
+
+    async def _shown(
+        self, messages: Sequence[Message], windows: MirroredWindows
+    ) -> "list[_Entry] | None":
+        """Publish, and return the window; None if the messages must stay."""
+        await self._publish(messages)
+        window = await windows.fresh_window(self._session)
+        # The agent keeps nothing but the window.
+        if not await self._is_confirmed():
+            return None
+        carried = zip(carried_messages(window), window.message_ids, strict=True)
+        shown = [(body, message, name) for (body, message), name in carried]
+        if not all(body or is_message(message) for body, message, _ in shown):
+            windows.warn("another program publishes to this session; give each one of its own")
+            return None
+        return shown
 
     async def _publish(self, messages: Sequence[Message]) -> None:
         """Publish what is new or was changed since it was published."""
@@ -176,35 +193,6 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         return not missing or is_erased
 
 
-class _Windows(MirroredWindows):
-    """Windows of a session to which messages are only added."""
-
-    async def after(
-        self,
-        messages: Sequence[Message],
-        publish: "_Publish",
-        confirm: Callable[[], Awaitable[bool]],
-        session: Session,
-    ) -> "list[_Entry] | None":
-        """Publish, and return the window; None if the messages must stay."""
-
-        async def ask(messages: Sequence[Message]) -> list[_Entry] | None:
-            await publish(messages)
-            window = await self.fresh_window(session)
-            # The agent keeps nothing but the window.
-            if not await confirm():
-                return None
-            carried = zip(carried_messages(window), window.message_ids, strict=True)
-            shown = [(body, message, name) for (body, message), name in carried]
-            if not all(body or is_message(message) for body, message, _ in shown):
-                self.warn("another program publishes to this session; give each one of its own")
-                return None
-            return shown
-
-        return await self.attempt(lambda: messages, ask)
-
-
-_Publish = Callable[[Sequence[Message]], Awaitable[None]]
 _Entry = tuple[Chat | None, Any, Any]
 """A message of a window, None for one as it was published, what it carries, and its id."""
 
