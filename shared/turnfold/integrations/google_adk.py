@@ -89,11 +89,10 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
     ) -> None:
         super().__init__(name)
         self._windows = MirroredWindows(
-            agent_id, client=client, max_tokens=max_tokens, window=window
+            agent_id, client=client, max_tokens=max_tokens, model=model, window=window
         )
         # An invalid id fails here, and not in the calls of the agent.
         self._windows.session(agent_id)
-        self._model = model
         self._asked: OrderedDict[tuple[str, str], tuple[Session, _RequestContents]] = OrderedDict()
 
     async def before_model_callback(
@@ -106,8 +105,9 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         session = self._session(callback_context)
         given = getattr(callback_context.run_config, "model_input_context", None)
         call = _RequestContents(llm_request.contents, given or ())
-        model = self._model or llm_request.model
-        contents = await self._windows.shown(session, call.asked, call.window, model=model)
+        contents = await self._windows.shown(
+            session, call.asked, call.window, model=llm_request.model
+        )
         if contents is not None:
             llm_request.contents = contents
             # A call that failed is replaced by the next one of the run.

@@ -75,11 +75,11 @@ class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without type
             agent_id,
             client=client,
             max_tokens=max_tokens,
+            model=model,
             window=window,
             patience_seconds=patience_seconds,
         )
         self._session_id = session_id
-        self._model = model
 
     def wrap_model_call(
         self, request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]
@@ -88,7 +88,7 @@ class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without type
         call = _Call(request)
         session = self._session(request)
         shorter = self._windows.run(
-            self._windows.shown(session, call.asked, call.with_window, model=self._name(call))
+            self._windows.shown(session, call.asked, call.with_window, model=call.model)
         )
         if shorter is None:
             return handler(request)
@@ -102,9 +102,7 @@ class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without type
         """Call the model with the window, and record its answer."""
         call = _Call(request)
         session = self._session(request)
-        shorter = await self._windows.shown(
-            session, call.asked, call.with_window, model=self._name(call)
-        )
+        shorter = await self._windows.shown(session, call.asked, call.with_window, model=call.model)
         if shorter is None:
             return await handler(request)
         response = await handler(shorter)
@@ -125,9 +123,6 @@ class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without type
         # The last part names the step of this agent, those before it the agents around it.
         outer = str(configurable.get("checkpoint_ns") or "").rpartition("|")[0]
         return self._windows.session(str(thread_id), outer)
-
-    def _name(self, call: "_Call") -> str | None:
-        return self._model or call.model
 
 
 class _Call:

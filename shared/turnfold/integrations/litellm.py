@@ -68,11 +68,11 @@ class TurnfoldCallback(CustomLogger):
             agent_id,
             client=client,
             max_tokens=max_tokens,
+            model=model,
             window=window,
             patience_seconds=patience_seconds,
         )
         self._session_id = session_id
-        self._model = model
 
     async def async_pre_call_deployment_hook(
         self, kwargs: Call, call_type: CallTypes | None
@@ -129,13 +129,13 @@ class TurnfoldCallback(CustomLogger):
             ]
             return [*messages[:start], *window]
 
+        model = call.get("model")
         return await self._windows.shown(
-            session, lambda: [_chat(message) for message in rest], built, model=self._name(call)
+            session,
+            lambda: [_chat(message) for message in rest],
+            built,
+            model=model if isinstance(model, str) else None,
         )
-
-    def _name(self, call: Mapping[str, Any]) -> str | None:
-        model = self._model or call.get("model")
-        return model if isinstance(model, str) else None
 
 
 def _marked(call: Call) -> Call:

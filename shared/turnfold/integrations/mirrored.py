@@ -62,8 +62,9 @@ class MirroredWindows:
     """Windows of the lists that a host passes, for any event loop and thread.
 
     `client` is a `PortalClient`, or a URL of NATS (default: `TURNFOLD_NATS_URL`), for which all
-    integrations of the program share one client. `max_tokens` is the budget. Without it, the model
-    of the call decides. `window` has further options of `turnfold.Session.context`.
+    integrations of the program share one client. `max_tokens` is the budget. Without it, the
+    `model` decides: by default that of the call. `window` has further options of
+    `turnfold.Session.context`.
     `patience_seconds` is how long one call waits at most.
 
     Raises:
@@ -76,6 +77,7 @@ class MirroredWindows:
         *,
         client: PortalClient | str | None = None,
         max_tokens: int | None = None,
+        model: str | None = None,
         window: Mapping[str, Any] | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
@@ -86,6 +88,7 @@ class MirroredWindows:
         self._patience_seconds = patience_seconds
         self._named_client = client
         self._agent_id = agent_id
+        self._model = model
         self._options: dict[str, Any] = {
             "placement": "user",
             "max_tokens": max_tokens,
@@ -130,8 +133,10 @@ class MirroredWindows:
         `listed` returns the host's messages as chat messages, one for each, without the system
         messages at the beginning. `built` returns a window as the host's messages.
         """
+        named = self._model or model
         # An error of a window pauses all sessions of the program.
-        named = model if model is None or len(model) <= MODEL_CHARACTERS else None
+        if named is not None and len(named) > MODEL_CHARACTERS:
+            named = None
 
         async def ask(messages: Sequence[Chat]) -> Result | None:
             if not are_told_apart(messages):

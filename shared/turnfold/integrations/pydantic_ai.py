@@ -58,11 +58,11 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
             agent_id,
             client=client,
             max_tokens=max_tokens,
+            model=model,
             window=window,
             patience_seconds=patience_seconds,
         )
         self._session_id = session_id
-        self._model = model
 
     async def before_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
@@ -71,7 +71,7 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
         history = _History(request_context.messages)
         if not history.ends_with_request:
             return request_context
-        model = self._model or request_context.model.model_name
+        model = request_context.model.model_name
         messages = await self._windows.shown(
             self._session(ctx), history.chat, history.window, model=model
         )
