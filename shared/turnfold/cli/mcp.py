@@ -4,19 +4,16 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from turnfold.cli.connection import connected_client
 from turnfold.cli.parameters import Agent, SessionName
-from turnfold.client import session_key
+from turnfold.client import Session, session_key
 from turnfold.client.http import HttpSession
 from turnfold.errors import StartError
 from turnfold.settings import read_settings
-
-if TYPE_CHECKING:
-    from turnfold.integrations.mcp import SessionReads
 
 
 def mcp(
@@ -41,7 +38,7 @@ def mcp(
     over_http = None if http_url is None else HttpSession(http_url, key, token=settings.http_token)
 
     @asynccontextmanager
-    async def opened() -> AsyncGenerator["SessionReads", None]:
+    async def opened() -> AsyncGenerator[Session | HttpSession, None]:
         if over_http is not None:
             yield over_http
         else:

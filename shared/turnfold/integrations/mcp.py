@@ -11,11 +11,12 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from turnfold.client import Window
+from turnfold.client import Session, Window
+from turnfold.client.http import HttpSession
 from turnfold.errors import BadRequest, TurnfoldError
 from turnfold.integrations import requires
 
@@ -49,31 +50,7 @@ _INSTRUCTIONS = (
 )
 
 
-class SessionReads(Protocol):
-    """The reads of one session, as `Session` has them."""
-
-    async def tools(self, *, format: Literal["anthropic"]) -> list[dict[str, Any]]:
-        """Return the definitions of the session's tools."""
-        ...
-
-    async def run_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Run one of them, and return its result for the model."""
-        ...
-
-    async def context(
-        self,
-        *,
-        max_tokens: int,
-        placement: Literal["user"],
-        after: Literal["latest"],
-        wait_ms: int,
-        follow_budget: bool,
-    ) -> Window:
-        """Return the window."""
-        ...
-
-
-Open = Callable[[], AbstractAsyncContextManager[SessionReads]]
+Open = Callable[[], AbstractAsyncContextManager[Session | HttpSession]]
 """Opens the one session for a call; raises the subclasses of `TurnfoldError`."""
 
 
