@@ -36,6 +36,15 @@ class ModelServer:
     heads: list[str] = field(default_factory=list)
     is_hanging: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What makes workers ask this model."""
+        return {
+            "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
+            "TURNFOLD_SUMMARY_API_BASE": self.url,
+            "TURNFOLD_SUMMARY_API_KEY": "none",
+        }
+
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """One request a connection."""
         try:

@@ -21,7 +21,7 @@ from tests.chaos.fault_plan import Topology, plan
 from tests.chaos.installation import START_SECONDS, Installation, running
 from tests.chaos.load import PUBLISHERS, READERS, Clients, Load
 from tests.history_checker import Checker, faults_in_notices
-from tests.model_server import ModelServer, running_model_server
+from tests.model_server import running_model_server
 from tests.published import Published
 from tests.running_system import Streamed, eventually, streamed, wait_until
 from tests.strangers import listening
@@ -222,16 +222,7 @@ async def _model(seed: int, *, has_model: bool) -> AsyncGenerator[Mapping[str, s
         return
     async with running_model_server() as server:
         server.script = random.Random(f"{seed} answers").choices(MODEL_FAULTS, k=MODEL_ANSWERS)
-        yield _settings_of(server)
-
-
-def _settings_of(server: ModelServer) -> Mapping[str, str]:
-    return {
-        "TURNFOLD_SUMMARY_MODEL": "openai/x",
-        "TURNFOLD_SUMMARY_API_BASE": server.url,
-        "TURNFOLD_SUMMARY_API_KEY": "none-needed",
-        "TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "5",
-    }
+        yield server.settings | {"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "5"}
 
 
 async def recorded(installation: Installation, published: Published) -> History:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.crowd.worker_crowd import KEYS, crowd, elsewhere
-from tests.model_server import ModelServer, running_model_server
+from tests.model_server import running_model_server
 from tests.postgres import Postgres, running_postgres
 from tests.running_system import Parts, eventually, wait_until
 
@@ -20,15 +20,6 @@ async def deadlocks(parts: Parts) -> int:
         "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     )
     return int(row["deadlocks"])
-
-
-def asking(model: ModelServer) -> dict[str, str]:
-    """What makes workers ask this model."""
-    return {
-        "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
-        "TURNFOLD_SUMMARY_API_BASE": model.url,
-        "TURNFOLD_SUMMARY_API_KEY": "none",
-    }
 
 
 @pytest.mark.timeout(240)
@@ -69,7 +60,7 @@ async def test_of_two_workers_one_asks_the_model_for_a_version(
 ) -> None:
     async with (
         running_model_server() as model,
-        crowd(tmp_path, postgres, **asking(model)) as agents,
+        crowd(tmp_path, postgres, **model.settings) as agents,
         agents.parts.running("worker", is_awaited=False),
     ):
         async with agents.parts.running("worker"), agents.parts.running("query"):
@@ -93,7 +84,7 @@ async def test_what_a_stopped_worker_was_writing_another_one_writes_at_once(
     async with running_model_server() as model:
         model.script = ["hang"]
         async with crowd(
-            tmp_path, postgres, **asking(model), TURNFOLD_SUMMARY_LEASE_SECONDS="3600"
+            tmp_path, postgres, **model.settings, TURNFOLD_SUMMARY_LEASE_SECONDS="3600"
         ) as agents:
             async with agents.parts.running("worker") as first:
                 for _ in range(20):

@@ -38,17 +38,12 @@ class Installation:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def here(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Installation]:
     folder = tmp_path_factory.mktemp("installation")
-    async with running_model_server() as model:
-        environ = {
-            "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
-            "TURNFOLD_SUMMARY_API_BASE": model.url,
-            "TURNFOLD_SUMMARY_API_KEY": "none",
-        }
-        async with (
-            running_system(folder / "data", environ=environ) as system,
-            turnfold.connect(system.nats_url, environ={}) as client,
-        ):
-            yield Installation(system, client, model)
+    async with (
+        running_model_server() as model,
+        running_system(folder / "data", environ=model.settings) as system,
+        turnfold.connect(system.nats_url, environ={}) as client,
+    ):
+        yield Installation(system, client, model)
 
 
 async def talk(session: Session, first: int, last: int, *, words: int = 40) -> None:

@@ -139,12 +139,7 @@ async def test_a_job_whose_model_hangs_while_its_session_is_erased_writes_nothin
 ) -> None:
     async with running_model_server() as model:
         model.fault = "hang"
-        environ = ENVIRON | {
-            "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
-            "TURNFOLD_SUMMARY_API_BASE": model.url,
-            "TURNFOLD_SUMMARY_API_KEY": "none",
-            "TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "3",
-        }
+        environ = ENVIRON | model.settings | {"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "3"}
         async with (
             running_parts(tmp_path, environ=environ) as parts,
             parts.running("worker"),

@@ -15,12 +15,7 @@ from turnfold.process.scheduling import NICENESS
 async def test_an_agent_whose_model_hangs_leaves_a_place_to_the_others(tmp_path: Path) -> None:
     async with running_model_server() as model:
         model.fault = "hang"
-        environ = {
-            "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
-            "TURNFOLD_SUMMARY_API_BASE": model.url,
-            "TURNFOLD_SUMMARY_API_KEY": "none",
-            "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20",
-        }
+        environ = model.settings | {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
         async with (
             running_parts(tmp_path, environ=environ) as parts,
             parts.running("worker"),

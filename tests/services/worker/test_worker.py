@@ -241,12 +241,7 @@ async def test_nobody_waits_for_a_model_that_hangs_and_its_summary_comes_when_it
 ) -> None:
     async with running_model_server() as model:
         model.fault = "hang"
-        environ = {
-            "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
-            "TURNFOLD_SUMMARY_API_BASE": model.url,
-            "TURNFOLD_SUMMARY_API_KEY": "none",
-            "TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "10",
-        }
+        environ = model.settings | {"TURNFOLD_SUMMARY_TIMEOUT_SECONDS": "10"}
         async with day(tmp_path, **environ) as today, today.parts.running("query"):
             for _ in range(30):
                 await today.publish()
