@@ -154,6 +154,11 @@ class System:
             return False
         return True
 
+    async def command(self, *arguments: str, seconds: float = 60.0) -> "Command":
+        """Run a command of `turnfold` on it."""
+        named = {"TURNFOLD_DATA_DIR": str(self.data_dir)}
+        return await command(*arguments, environ=named, seconds=seconds)
+
     async def stop(self, number: Signals = SIGTERM) -> int:
         """Its exit status after a stop signal."""
         if self.process.exitcode is None and self.process.pid:

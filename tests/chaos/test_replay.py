@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.running_system import command, rows, running_system
+from tests.running_system import rows, running_system
 from turnfold.cli.recordings import Recording, load_recordings
 
 DATA = os.environ.get("REPLAY_DATA")
@@ -68,11 +68,10 @@ async def test_a_replay_of_everything_leaves_every_message_in_one_state_and_as_i
     async with running_system(
         tmp_path / "data", environ={"TURNFOLD_LOG_LEVEL": "warning"}
     ) as system:
-        environ = {"TURNFOLD_DATA_DIR": str(system.data_dir)}
-        replayed = await command(
-            "replay", *files(), "--json", environ=environ, seconds=100 if DATA is None else 1_700
+        replayed = await system.command(
+            "replay", *files(), "--json", seconds=100 if DATA is None else 1_700
         )
-        verified = await command("audit", "verify", environ=environ)
+        verified = await system.command("audit", "verify")
 
         assert replayed.status == 0, replayed.err
         assert sum(row["messages"] for row in replayed.rows) == sum(

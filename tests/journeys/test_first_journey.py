@@ -93,9 +93,7 @@ async def test_an_agent_publishes_asks_and_finds_its_old_turns_in_a_summary(tmp_
         assert {"evicted", "summary_start", "summary_done"} <= {
             row["phase"] async for row in session.audit_trail()
         }
-        verified = await command(
-            "audit", "verify", environ={"TURNFOLD_DATA_DIR": str(system.data_dir)}
-        )
+        verified = await system.command("audit", "verify")
         assert verified.status == 0, verified
 
 

@@ -7,12 +7,11 @@ import nats
 import pytest
 
 import turnfold
-from tests.running_system import command, running_system
+from tests.running_system import running_system
 
 
 @pytest.mark.proves("G1", "O3")
 async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_path: Path) -> None:
-    named = {"TURNFOLD_DATA_DIR": str(tmp_path / "system")}
     async with (
         running_system(tmp_path / "system") as system,
         turnfold.connect(system.nats_url, environ={}) as client,
@@ -22,22 +21,22 @@ async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_
             await session.turn_completed([{"role": "user", "content": "Hello."}])
             await session.context(wait_ms=5_000)
 
-        both = await command("erase", "ada", "a/1", "--prefix", "a/", "--yes", environ=named)
-        unsure = await command("erase", "ada", "--prefix", "a/", environ=named)
-        erased = await command("erase", "ada", "--prefix", "a/", "--yes", environ=named)
-        trail = await command("audit", "--json", environ=named)
+        both = await system.command("erase", "ada", "a/1", "--prefix", "a/", "--yes")
+        unsure = await system.command("erase", "ada", "--prefix", "a/")
+        erased = await system.command("erase", "ada", "--prefix", "a/", "--yes")
+        trail = await system.command("audit", "--json")
         left = [session_id async for session_id in client.sessions("ada")]
-        await command("policy", "set", "bob", "--mode", "off", environ=named)
-        of_policy = await command("erase", "bob", "--yes", environ=named)
-        of_nobody = await command("erase", "bob", "--yes", environ=named)
+        await system.command("policy", "set", "bob", "--mode", "off")
+        of_policy = await system.command("erase", "bob", "--yes")
+        of_nobody = await system.command("erase", "bob", "--yes")
         bus = await nats.connect(system.nats_url)
         await bus.jetstream().publish("turn.completed.cyd.s", b"not json")
         await bus.close()
         await client.session("bob", "later").turn_completed([{"role": "user", "content": "Hello."}])
         await client.session("bob", "later").context(after="latest", wait_ms=5_000)
-        of_letter = await command("erase", "cyd", "s", "--yes", environ=named)
+        of_letter = await system.command("erase", "cyd", "s", "--yes")
         forgotten = [
-            await command(*words, environ=named)
+            await system.command(*words)
             for words in (
                 ("erase", "", "--yes"),
                 ("policy", "show", ""),
@@ -63,7 +62,6 @@ async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_
 @pytest.mark.proves("A5", "O3")
 async def test_an_empty_compaction_id_undoes_nothing(tmp_path: Path) -> None:
     """As `turnfold restore "$AGENT" "$SESSION" "$ID"` gives where the variable is not set."""
-    named = {"TURNFOLD_DATA_DIR": str(tmp_path / "system")}
     async with (
         running_system(tmp_path / "system") as system,
         turnfold.connect(system.nats_url, environ={}) as client,
@@ -75,9 +73,9 @@ async def test_an_empty_compaction_id_undoes_nothing(tmp_path: Path) -> None:
         await session.context(wait_ms=5_000)
         evicted = await session.ask("compaction.request", {})
 
-        forgotten = await command("restore", "ada", "s-1", "", environ=named)
+        forgotten = await system.command("restore", "ada", "s-1", "")
         live = (await session.ask("session.get", {}))["messages_live"]
-        newest = await command("restore", "ada", "s-1", environ=named)
+        newest = await system.command("restore", "ada", "s-1")
 
     assert evicted["compaction_id"] is not None
     assert (forgotten.status, live) == (1, 10)
@@ -89,7 +87,6 @@ async def test_an_empty_compaction_id_undoes_nothing(tmp_path: Path) -> None:
 async def test_of_events_that_wait_or_were_erased_a_command_says_that_none_is_stored(
     tmp_path: Path,
 ) -> None:
-    named = {"TURNFOLD_DATA_DIR": str(tmp_path / "system")}
     async with (
         running_system(tmp_path / "system") as system,
         turnfold.connect(system.nats_url, environ={}) as client,
@@ -97,11 +94,11 @@ async def test_of_events_that_wait_or_were_erased_a_command_says_that_none_is_st
         session = client.session("ada", "talk")
         assert system.signal("worker", SIGSTOP)
         await session.turn_completed([{"role": "user", "content": "Hello."}])
-        waiting = await command("context", "ada", "talk", environ=named)
+        waiting = await system.command("context", "ada", "talk")
         assert system.signal("worker", SIGCONT)
         await session.context(wait_ms=5_000)
-        await command("erase", "ada", "--yes", environ=named)
-        erased = await command("context", "ada", "talk", environ=named)
+        await system.command("erase", "ada", "--yes")
+        erased = await system.command("context", "ada", "talk")
 
     for told in (waiting, erased):
         assert (told.status, told.err.partition(";")[0]) == (

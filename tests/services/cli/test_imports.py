@@ -10,8 +10,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests.running_system import Command, eventually, running_system
-from tests.running_system import command as run
+from tests.running_system import Command, System, eventually, running_system
 from turnfold.client import connect
 from turnfold.core.history.validation import validation_errors
 
@@ -27,26 +26,24 @@ MESSAGES = {
 }
 
 
-async def replay(data_dir: Path, *arguments: str) -> Command:
+async def replay(system: System, *arguments: str) -> Command:
     """Replay, again if the system did not answer in time: a replay can be repeated."""
-    environ = {"TURNFOLD_DATA_DIR": str(data_dir)}
-    replayed = await run("replay", *arguments, "--json", environ=environ)
+    replayed = await system.command("replay", *arguments, "--json")
     for _ in range(4):
         if "try again" not in replayed.err:
             break
-        replayed = await run("replay", *arguments, "--json", environ=environ)
+        replayed = await system.command("replay", *arguments, "--json")
     return replayed
 
 
 @pytest.mark.proves("G11", "L2")
 async def test_each_log_becomes_a_session_once_with_its_calls_and_results(tmp_path: Path) -> None:
-    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
     files = [str(path) for path in sorted(LOGS.iterdir())]
     async with running_system(tmp_path) as system:
-        first = await replay(tmp_path, *files)
-        again = await replay(tmp_path, *files, "--format", "turnfold")
-        second = await replay(tmp_path, *files)
-        dead = await run("deadletters", "list", "--json", environ=environ)
+        first = await replay(system, *files)
+        again = await replay(system, *files, "--format", "turnfold")
+        second = await replay(system, *files)
+        dead = await system.command("deadletters", "list", "--json")
         async with connect(system.nats_url, environ={}) as client:
             windows = {
                 key: (await client.session(*key).context(max_tokens=8_000)).messages
@@ -57,9 +54,9 @@ async def test_each_log_becomes_a_session_once_with_its_calls_and_results(tmp_pa
             originals = [stored async for stored in codex.originals()]
         grown = tmp_path / "grown.jsonl"
         grown.write_text((LOGS / "nanobot.jsonl").read_text() + QUESTION)
-        longer = await replay(tmp_path, str(grown))
+        longer = await replay(system, str(grown))
         grown.write_text(grown.read_text() + ANSWER)
-        changed = await replay(tmp_path, str(grown))
+        changed = await replay(system, str(grown))
 
     for replayed in (first, second):
         assert replayed.status == 0, replayed.err
@@ -80,19 +77,18 @@ async def test_each_log_becomes_a_session_once_with_its_calls_and_results(tmp_pa
 @pytest.mark.proves("G11", "A6")
 async def test_a_log_can_be_imported_again_after_its_session_was_erased(tmp_path: Path) -> None:
     """As the dead letter of a turn that was incomplete at the first import advises."""
-    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
     log = tmp_path / "grown.jsonl"
     log.write_text((LOGS / "nanobot.jsonl").read_text() + QUESTION)
-    async with running_system(tmp_path):
-        await replay(tmp_path, str(log))
+    async with running_system(tmp_path) as system:
+        await replay(system, str(log))
         log.write_text(log.read_text() + ANSWER)
-        changed = await replay(tmp_path, str(log))
+        changed = await replay(system, str(log))
         counts = []
         for _ in range(2):
-            erased = await run("erase", "nanobot", "telegram:4711", "--yes", environ=environ)
+            erased = await system.command("erase", "nanobot", "telegram:4711", "--yes")
             assert erased.status == 0, erased.err
             for _ in range(2):
-                again = await replay(tmp_path, str(log))
+                again = await replay(system, str(log))
                 counts.append((again.status, again.rows[0]["messages"], again.rows[0]["refused"]))
 
     assert (changed.status, changed.rows[0]["refused"]) == (1, 1)
@@ -104,12 +100,11 @@ async def test_a_log_that_was_imported_by_turns_is_not_stored_again_by_messages(
     tmp_path: Path,
 ) -> None:
     log = str(LOGS / "nanobot.jsonl")
-    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
-    async with running_system(tmp_path):
-        await replay(tmp_path, log)
-        by_message = await replay(tmp_path, log, "--step", "message")
-        (session,) = (await run("sessions", "--json", environ=environ)).rows
-        elsewhere = await replay(tmp_path, log, "--step", "message", "--agent", "other")
+    async with running_system(tmp_path) as system:
+        await replay(system, log)
+        by_message = await replay(system, log, "--step", "message")
+        (session,) = (await system.command("sessions", "--json")).rows
+        elsewhere = await replay(system, log, "--step", "message", "--agent", "other")
 
     assert by_message.status == 1
     assert "telegram:4711 was imported with --step turn" in by_message.err
@@ -123,10 +118,10 @@ async def test_a_refused_event_is_told_whatever_the_size_of_its_session_is(tmp_p
     log = tmp_path / "long.jsonl"
     line = json.dumps({"role": "user", "content": "word " * 600_000}) + "\n"
     log.write_text(line * 3 + QUESTION)
-    async with running_system(tmp_path):
-        await replay(tmp_path, str(log))
+    async with running_system(tmp_path) as system:
+        await replay(system, str(log))
         log.write_text(log.read_text() + ANSWER)
-        changed = await replay(tmp_path, str(log))
+        changed = await replay(system, str(log))
 
     assert (changed.status, changed.rows[0]["messages"], changed.rows[0]["refused"]) == (1, 4, 1)
 
@@ -136,9 +131,10 @@ async def test_a_session_of_which_no_event_can_be_stored_names_its_dead_letters(
     tmp_path: Path,
 ) -> None:
     files = [str(LOGS / "nanobot.jsonl"), str(LOGS / "openai-chat.jsonl")]
-    async with running_system(tmp_path, environ={"TURNFOLD_MAX_SESSIONS_PER_AGENT": "1"}):
-        first = await replay(tmp_path, files[0], "--agent", "one")
-        both = await replay(tmp_path, *files, "--agent", "one")
+    one_session = {"TURNFOLD_MAX_SESSIONS_PER_AGENT": "1"}
+    async with running_system(tmp_path, environ=one_session) as system:
+        first = await replay(system, files[0], "--agent", "one")
+        both = await replay(system, *files, "--agent", "one")
 
     assert (first.status, both.status) == (0, 1), both.err
     assert [(row["messages"], row["refused"]) for row in both.rows] == [(6, 0), (0, 1)]
@@ -149,7 +145,7 @@ async def test_a_session_of_which_no_event_can_be_stored_names_its_dead_letters(
 async def test_a_replay_waits_for_a_worker_that_has_stored_nothing_yet(tmp_path: Path) -> None:
     async with running_system(tmp_path) as system, system.http() as http:
         assert system.signal("worker", SIGSTOP)
-        replaying = asyncio.create_task(replay(tmp_path, str(LOGS / "nanobot.jsonl")))
+        replaying = asyncio.create_task(replay(system, str(LOGS / "nanobot.jsonl")))
 
         async def is_counted() -> bool:
             return 'seconds_count{request="session.get"}' in (await http.get("/metrics")).text
@@ -165,21 +161,20 @@ async def test_a_replay_waits_for_a_worker_that_has_stored_nothing_yet(tmp_path:
 @pytest.mark.proves("A5", "G11")
 @pytest.mark.parametrize("source", ["command", "pages"])
 async def test_a_saved_history_can_be_imported(tmp_path: Path, source: str) -> None:
-    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
     logs = ("codex.jsonl", "nanobot.jsonl", "openai-chat.json")
     async with running_system(tmp_path) as system:
-        first = await replay(tmp_path, *(str(LOGS / name) for name in logs))
+        first = await replay(system, *(str(LOGS / name) for name in logs))
         async with connect(system.nats_url, environ={}) as client:
             for row in first.rows:
                 key = row["agent_id"], row["session_id"]
                 path = f"/v1/agents/{quote(key[0], '')}/sessions/{quote(key[1], '')}/history"
                 saved = tmp_path / f"{key[0]}.jsonl"
                 if source == "command":
-                    told = await run("history", *key, "--newest", "0", "--json", environ=environ)
+                    told = await system.command("history", *key, "--newest", "0", "--json")
                     saved.write_text(told.out)
                 else:
                     saved.write_text("\n".join(pages(system.http_url + path)))
-                again = await replay(tmp_path, str(saved), "--agent", "saved")
+                again = await replay(system, str(saved), "--agent", "saved")
                 before, after = (
                     [(one.message, one.element, one.is_meta) async for one in session.originals()]
                     for session in (client.session(*key), client.session("saved", key[0]))
@@ -191,7 +186,6 @@ async def test_a_saved_history_can_be_imported(tmp_path: Path, source: str) -> N
 
 @pytest.mark.proves("A5", "G11")
 async def test_an_imported_history_has_the_same_system_message_pinned(tmp_path: Path) -> None:
-    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
     saved = tmp_path / "saved.jsonl"
     turns = [
         ["system: Be brief.", "user: One?", "assistant: One.", "system: Time passes."],
@@ -209,9 +203,9 @@ async def test_an_imported_history_has_the_same_system_message_pinned(tmp_path: 
             parts = [text.split(": ") for text in turn]
             await session.turn_completed([{"role": role, "content": text} for role, text in parts])
         before = await session.context(max_tokens=8_000, wait_ms=5_000)
-        told = await run("history", "ada", "s", "--newest", "0", "--json", environ=environ)
+        told = await system.command("history", "ada", "s", "--newest", "0", "--json")
         saved.write_text(told.out)
-        again = await replay(tmp_path, str(saved))
+        again = await replay(system, str(saved))
         after = await client.session("replay", "saved").context(max_tokens=8_000)
 
     assert (again.status, before.fresh) == (0, True)
@@ -223,7 +217,6 @@ async def test_an_imported_history_has_the_same_system_message_pinned(tmp_path: 
 async def test_a_history_that_a_command_saved_has_results_as_they_were_published(
     tmp_path: Path,
 ) -> None:
-    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
     saved = tmp_path / "saved.jsonl"
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -235,9 +228,9 @@ async def test_a_history_that_a_command_saved_has_results_as_they_were_published
         await session.turn_completed([{"role": "user", "content": "How much?"}, asked])
         await session.tool_result("c", {"price": [1, 2]}, is_error=True)
         before = await session.context(max_tokens=8_000, format="anthropic", wait_ms=5_000)
-        told = await run("history", "ada", "s", "--newest", "0", "--json", environ=environ)
+        told = await system.command("history", "ada", "s", "--newest", "0", "--json")
         saved.write_text(told.out)
-        again = await replay(tmp_path, str(saved))
+        again = await replay(system, str(saved))
         imported = client.session("replay", "saved")
         originals = [one.message async for one in imported.originals()]
         after = await imported.context(max_tokens=8_000, format="anthropic")

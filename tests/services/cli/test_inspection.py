@@ -10,17 +10,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import nats
 import pytest
 
 import turnfold
-from tests import running_system as system
+from tests.running_system import TURNFOLD, command, eventually, running_system
 from turnfold.cli import audit as audit_command
 from turnfold.cli import sessions
 from turnfold.cli.audit import audit
@@ -36,36 +34,14 @@ USER = {"role": "user", "content": "Where is order 7341?"}
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-@asynccontextmanager
-async def running_system(data_dir: Path, **environ: str) -> AsyncGenerator[Json, None]:
-    """A whole system, and its ready line."""
-    async with system.running_system(data_dir, environ=environ) as running:
-        yield running.ready
-
-
-async def eventually(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first truthy answer."""
-    async with asyncio.timeout(seconds):
-        while True:
-            if answer := await holds():
-                return answer
-            await asyncio.sleep(0.1)
-
-
-async def command(data_dir: Path, *arguments: str) -> tuple[int, str, str]:
-    """A command of `turnfold` against the system that runs on this directory."""
-    ended = await system.command(*arguments, environ={"TURNFOLD_DATA_DIR": str(data_dir)})
-    return ended.status, ended.out, ended.err
-
-
 @pytest.mark.proves("W5", "E2", "L7", "S4", "A1", "F1")
 async def test_an_agent_publishes_and_reads_its_own_writes_through_a_compaction(
     tmp_path: Path,
 ) -> None:
     small = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "50"}
     async with (
-        running_system(tmp_path, **small) as ready,
-        turnfold.connect(ready["nats_url"]) as client,
+        running_system(tmp_path, environ=small) as system,
+        turnfold.connect(system.nats_url) as client,
     ):
         session = client.session("support", "user.42 / 語")
         with pytest.raises(UnknownSession):
@@ -101,82 +77,56 @@ async def test_an_agent_publishes_and_reads_its_own_writes_through_a_compaction(
 @pytest.mark.proves("O3", "L2", "A1", "F1", "F3")
 async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
     examples = [str(EXAMPLES / f"{name}.jsonl") for name in ("support-chat", "zh-travel")]
-    async with running_system(tmp_path):
-        status, out, err = await command(tmp_path, "replay", *examples, "--speed", "25", "--json")
-        again = await command(tmp_path, "replay", *examples, "--json")
-        rows = [json.loads(line) for line in out.splitlines()]
+    chat = ("support", "support-chat")
+    async with running_system(tmp_path) as system:
+        first = await system.command("replay", *examples, "--speed", "25", "--json")
+        again = await system.command("replay", *examples, "--json")
 
-        assert status == 0, err
-        assert [row["messages"] for row in rows] == [178, 201]
-        assert all(row["summary_versions"] >= 2 and row["evictions"] >= 2 for row in rows)
-        assert [json.loads(line)["messages"] for line in again[1].splitlines()] == [178, 201]
+        assert first.status == 0, first.err
+        assert [row["messages"] for row in first.rows] == [178, 201]
+        assert all(row["summary_versions"] >= 2 and row["evictions"] >= 2 for row in first.rows)
+        assert [row["messages"] for row in again.rows] == [178, 201]
 
-        listed = {
-            row["session_id"]
-            for row in map(
-                json.loads, (await command(tmp_path, "sessions", "--json"))[1].splitlines()
-            )
-        }
-        window = json.loads(
-            (await command(tmp_path, "context", "support", "support-chat", "--json"))[1]
+        listed = await system.command("sessions", "--json")
+        window = await system.command("context", *chat, "--json")
+        readable = await system.command(
+            "context", "travel-planner", "zh-travel", "--max-tokens", "4000"
         )
-        readable = await command(
-            tmp_path, "context", "travel-planner", "zh-travel", "--max-tokens", "4000"
-        )
-        versions = (
-            await command(tmp_path, "summaries", "list", "support", "support-chat", "--json")
-        )[1].splitlines()
-        shown = await command(tmp_path, "summaries", "show", "support", "support-chat", "1")
-        trail = (await command(tmp_path, "audit", "support", "support-chat", "--json"))[
-            1
-        ].splitlines()
-        verified = await command(tmp_path, "audit", "verify")
-        dead = await command(tmp_path, "deadletters", "list", "--json")
-        searched = await command(
-            tmp_path, "search", "travel-planner", "zh-travel", "爸妈", "--json"
-        )
-        piped = await command(
-            tmp_path,
-            "search",
-            "support",
-            "support-chat",
-            "order",
-            "--limit",
-            "3",
-            "--state",
-            "covered",
-        )
-        nobody = await command(tmp_path, "search", "support", "never", "order")
-        wordless = await command(tmp_path, "search", "support", "support-chat", "?!")
-        async with turnfold.connect(
-            json.loads((tmp_path / "turnfold.json").read_text())["nats_url"]
-        ) as client:
-            session = client.session("support", "support-chat")
+        versions = await system.command("summaries", "list", *chat, "--json")
+        shown = await system.command("summaries", "show", *chat, "1")
+        trail = await system.command("audit", *chat, "--json")
+        verified = await system.command("audit", "verify")
+        dead = await system.command("deadletters", "list", "--json")
+        searched = await system.command("search", "travel-planner", "zh-travel", "爸妈", "--json")
+        covered = ("--limit", "3", "--state", "covered")
+        piped = await system.command("search", *chat, "order", *covered)
+        nobody = await system.command("search", "support", "never", "order")
+        wordless = await system.command("search", *chat, "?!")
+        async with turnfold.connect(system.nats_url) as client:
+            session = client.session(*chat)
             sources, entry = await session.expand(1, entry=1), (await session.summary(1)).ledger[1]
 
-        assert listed == {"support-chat", "zh-travel"}
-        assert window["account"]["total"] == 178
-        assert readable[0] == 0
-        assert "summary, version" in readable[1]
-        assert "祝您和爸妈旅途愉快" in readable[1]
-        assert len(versions) == rows[0]["summary_versions"]
-        assert "summary, version 1" in shown[1]
-        assert "evicted" in {json.loads(line)["phase"] for line in trail}
-        assert all(isinstance(json.loads(line)["details"], dict) for line in trail)
-        assert verified[0] == 0, verified
-        assert verified[1].count("intact") == 2
-        assert (dead[0], dead[1]) == (0, "")
-        assert all(
-            "爸妈" in row["message"]["content"] for row in map(json.loads, searched[1].splitlines())
-        )
-        assert [line.split("\t")[2] for line in piped[1].splitlines()] == [
+        assert {row["session_id"] for row in listed.rows} == {"support-chat", "zh-travel"}
+        assert window.rows[0]["account"]["total"] == 178
+        assert readable.status == 0
+        assert "summary, version" in readable.out
+        assert "祝您和爸妈旅途愉快" in readable.out
+        assert len(versions.rows) == first.rows[0]["summary_versions"]
+        assert "summary, version 1" in shown.out
+        assert "evicted" in {row["phase"] for row in trail.rows}
+        assert all(isinstance(row["details"], dict) for row in trail.rows)
+        assert verified.status == 0, verified
+        assert verified.out.count("intact") == 2
+        assert (dead.status, dead.out) == (0, "")
+        assert all("爸妈" in row["message"]["content"] for row in searched.rows)
+        assert [line.split("\t")[2] for line in piped.out.splitlines()] == [
             "state",
             "covered",
             "covered",
             "covered",
         ]
-        assert nobody[2].startswith("turnfold: agent 'support' has no session 'never';")
-        assert (wordless[0], "contains no word" in wordless[2]) == (1, True)
+        assert nobody.err.startswith("turnfold: agent 'support' has no session 'never';")
+        assert (wordless.status, "contains no word" in wordless.err) == (1, True)
         told = [json.dumps(one["message"], ensure_ascii=False) for one in sources["messages"]]
         assert sources["how"] == "recorded"
         assert told
@@ -209,7 +159,7 @@ TAMPERED = {
 async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
     tmp_path: Path,
 ) -> None:
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    async with running_system(tmp_path) as system, turnfold.connect(system.nats_url) as client:
         session = client.session("support", "user.42 / 語")
         for number in range(30):
             await session.turn_completed(
@@ -221,7 +171,7 @@ async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
         await session.context(wait_ms=5_000)
         await eventually(session.summaries)
         with contextlib.closing(
-            sqlite3.connect(urlsplit(ready["database_url"]).path[1:], isolation_level=None)
+            sqlite3.connect(system.database, isolation_level=None)
         ) as connection:
             connection.create_function(
                 "sealed", -1, lambda before, *values: seal(before, values, "worker")
@@ -231,17 +181,17 @@ async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
                 "PRAGMA wal_autocheckpoint = 0; DROP TRIGGER audit_no_update; DROP TRIGGER audit_no_delete"
             )
             connection.execute("CREATE TEMP TABLE kept AS SELECT * FROM audit")
-            assert (await command(tmp_path, "audit", "verify"))[0] == 0
+            assert (await system.command("audit", "verify")).status == 0
             for told, tampering in TAMPERED.items():
                 connection.executescript(f"BEGIN; {tampering}; COMMIT")
-                status, out, err = await command(tmp_path, "audit", "verify", "--json")
+                verified = await system.command("audit", "verify", "--json")
                 connection.executescript(
                     "BEGIN; DELETE FROM audit; INSERT INTO audit SELECT * FROM kept; COMMIT"
                 )
-                assert status == 1, told
-                assert told in json.loads(out)["verdict"]
-                assert "was changed; compare it with a backup" in err
-            assert (await command(tmp_path, "audit", "verify"))[0] == 0
+                assert verified.status == 1, told
+                assert told in verified.rows[0]["verdict"]
+                assert "was changed; compare it with a backup" in verified.err
+            assert (await system.command("audit", "verify")).status == 0
 
 
 @pytest.mark.proves("O1", "F2")
@@ -254,7 +204,7 @@ async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_r
     config.write_text(f'database_url = "sqlite+aiosqlite:///{theirs}"\n')
     odd = tmp_path / "odd.jsonl"
     odd.write_text(json.dumps({"id": "[/b] x", "messages": [USER]}) + "\n")
-    ended = await system.command(
+    ended = await command(
         "demo",
         str(EXAMPLES / "support-chat.jsonl"),
         str(odd),
@@ -288,7 +238,7 @@ def test_a_demo_that_is_ended_leaves_nothing_running(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     demo = subprocess.Popen(
-        [*system.TURNFOLD, "demo"],
+        [*TURNFOLD, "demo"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -320,7 +270,7 @@ async def test_the_demo_starts_the_nats_server_that_is_named(tmp_path: Path) -> 
     talk = tmp_path / "talk.json"
     talk.write_text(json.dumps([USER]))
 
-    ended = await system.command(
+    ended = await command(
         "demo", str(talk), environ={"TURNFOLD_NATS_SERVER": str(tmp_path / "none")}
     )
 
@@ -332,52 +282,51 @@ async def test_the_demo_starts_the_nats_server_that_is_named(tmp_path: Path) -> 
 async def test_all_dead_letters_are_listed_and_a_policy_without_numbers_is_shown(
     tmp_path: Path,
 ) -> None:
-    async with running_system(tmp_path) as ready:
+    async with running_system(tmp_path) as system:
         letters = 1_001
-        bus = await nats.connect(ready["nats_url"])
+        bus = await nats.connect(system.nats_url)
         stream = bus.jetstream()
         for number in range(letters):
             await stream.publish("turn.completed.support.broken", f'{{"n": {number}'.encode())
         await bus.close()
 
-        async def listed() -> list[str]:
-            status, out, err = await command(tmp_path, "deadletters", "list", "--json")
-            assert status == 0, err
-            rows = out.splitlines()
-            return rows if len(rows) >= letters else []
+        async def listed() -> list[Json]:
+            ended = await system.command("deadletters", "list", "--json")
+            assert ended.status == 0, ended.err
+            return ended.rows if len(ended.rows) >= letters else []
 
         assert len(await eventually(listed)) == letters
         for name, value in (("mode", "manual"), ("preset", "rolling")):
-            assert (await command(tmp_path, "policy", "set", name, f"--{name}", value))[0] == 0
-            status, out, err = await command(tmp_path, "policy", "show", name, "--json")
-            assert status == 0, err
-            policy = json.loads(out)
+            assert (await system.command("policy", "set", name, f"--{name}", value)).status == 0
+            shown = await system.command("policy", "show", name, "--json")
+            assert shown.status == 0, shown.err
+            [policy] = shown.rows
             assert (policy[name], policy[f"{name}_from"]) == (value, "agent")
-        assert (await command(tmp_path, "policy", "show", "nobody"))[0] == 1
+        assert (await system.command("policy", "show", "nobody")).status == 1
 
 
 @pytest.mark.proves("O3")
 async def test_a_pipe_gets_no_stored_text_that_controls_a_terminal(tmp_path: Path) -> None:
     odd = "\x1b]52;c;cHduZWQ=\x1b\\ red\x9b31m"
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    async with running_system(tmp_path) as system, turnfold.connect(system.nats_url) as client:
         session = client.session("support", "会话\u3000一")
         await session.turn_completed([{"role": "user", "content": odd}])
         await session.context(wait_ms=5_000)
-        bus = await nats.connect(ready["nats_url"])
+        bus = await nats.connect(system.nats_url)
         await bus.jetstream().publish("turn.completed.support.\x1b[2J", b"{")
         await bus.close()
 
         async def listed() -> str:
-            _, out, _ = await command(tmp_path, "deadletters", "list")
+            out = (await system.command("deadletters", "list")).out
             return out if "not_json" in out else ""
 
         letters = await eventually(listed)
-        sessions = await command(tmp_path, "sessions")
-        history = await command(tmp_path, "history", "support", "会话\u3000一")
+        sessions = (await system.command("sessions")).out
+        history = (await system.command("history", "support", "会话\u3000一")).out
 
-    assert sessions[1].splitlines()[1].split("\t")[:2] == ["support", "会话\u3000一"]
-    assert "red" in history[1]
-    assert not {"\x1b", "\x9b"} & set(letters + history[1])
+    assert sessions.splitlines()[1].split("\t")[:2] == ["support", "会话\u3000一"]
+    assert "red" in history
+    assert not {"\x1b", "\x9b"} & set(letters + history)
 
 
 @pytest.mark.proves("W1")
@@ -391,7 +340,7 @@ async def test_a_window_is_shown_with_all_that_the_model_reads_in_each_format(
         {"type": "function_call", "call_id": "c-2", "name": "trace", "arguments": '{"by": "air"}'},
         {"type": "function_call_output", "call_id": "c-2", "output": "over Ghent"},
     ]
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    async with running_system(tmp_path) as system, turnfold.connect(system.nats_url) as client:
         session = client.session("ada", "formats")
         await session.turn_completed(
             [
@@ -407,7 +356,7 @@ async def test_a_window_is_shown_with_all_that_the_model_reads_in_each_format(
         await session.turn_completed(items, shape="responses")
         await session.context(wait_ms=5_000)
         shown = {
-            shape: (await command(tmp_path, "context", "ada", "formats", "--format", shape))[1]
+            shape: (await system.command("context", "ada", "formats", "--format", shape)).out
             for shape in ("openai", "anthropic", "responses")
         }
 
@@ -423,7 +372,7 @@ async def test_messages_without_a_place_in_any_window_are_not_explained_by_the_b
     tmp_path: Path,
 ) -> None:
     call = {"id": "c-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    async with running_system(tmp_path) as system, turnfold.connect(system.nats_url) as client:
         session = client.session("ada", "odd")
         for rules in ("Be brief.", "Be kind."):
             await session.turn_completed([{"role": "system", "content": rules}, USER])
@@ -431,10 +380,10 @@ async def test_messages_without_a_place_in_any_window_are_not_explained_by_the_b
         for call_id, content in (("c-1", "done"), ("c-1", "done"), ("c-2", "early")):
             await session.tool_result(call_id, content)
         await session.context(wait_ms=5_000)
-        _, out, _ = await command(tmp_path, "context", "ada", "odd", "--explain", "--json")
-        _, piped, _ = await command(tmp_path, "context", "ada", "odd", "--explain")
+        explained = await system.command("context", "ada", "odd", "--explain", "--json")
+        piped = await system.command("context", "ada", "odd", "--explain")
 
-    reasons = [json.loads(line)["shown"] for line in out.splitlines()]
+    reasons = [row["shown"] for row in explained.rows]
     assert reasons == [
         "not shown: replaced by a newer system message",
         "whole",
@@ -445,7 +394,7 @@ async def test_messages_without_a_place_in_any_window_are_not_explained_by_the_b
         "not shown: copy of another result",
         "not shown: its call is not stored",
     ]
-    heading, first, *_ = [line.split("\t") for line in piped.splitlines()]
+    heading, first, *_ = [line.split("\t") for line in piped.out.splitlines()]
     assert heading == ["messages", "first", "last", "state", "shown"]
     assert (first[0], *first[2:]) == ("system", "", "live", reasons[0])
 
@@ -455,16 +404,16 @@ async def test_reasoning_that_no_item_follows_is_not_explained_by_the_budget(
     tmp_path: Path,
 ) -> None:
     thought: Json = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Lost?"}]}
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    async with running_system(tmp_path) as system, turnfold.connect(system.nats_url) as client:
         session = client.session("ada", "thoughts")
         items: list[Json] = [USER, thought, {"role": "assistant", "content": "No."}, USER, thought]
         await session.turn_completed(items, shape="responses")
         await session.context(wait_ms=5_000)
-        _, out, _ = await command(
-            tmp_path, "context", "ada", "thoughts", "--explain", "--json", "--format", "responses"
+        explained = await system.command(
+            "context", "ada", "thoughts", "--explain", "--json", "--format", "responses"
         )
 
-    reasons = [json.loads(line)["shown"] for line in out.splitlines()]
+    reasons = [row["shown"] for row in explained.rows]
     assert reasons == ["whole"] * 4 + ["not shown: no item of its response follows"]
 
 
@@ -477,10 +426,10 @@ async def test_a_session_that_gets_an_event_while_all_are_listed_is_verified_too
     names: list[str],
 ) -> None:
     pages: list[str] = []
-    async with running_system(tmp_path) as ready:
+    async with running_system(tmp_path) as system:
 
         async def publish(name: str) -> None:
-            async with turnfold.connect(ready["nats_url"]) as client:
+            async with turnfold.connect(system.nats_url) as client:
                 await client.session("ada", name).turn_completed([USER])
                 await client.session("ada", name).context(wait_ms=5_000)
 
@@ -506,7 +455,7 @@ async def test_a_session_that_gets_an_event_while_all_are_listed_is_verified_too
 async def test_an_audit_that_does_not_read_every_session_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    async with running_system(tmp_path) as system, turnfold.connect(system.nats_url) as client:
         for name in ("oldest", "newer", "newest"):
             await client.session("ada", name).turn_completed([USER])
             await client.session("ada", name).context(wait_ms=5_000)
@@ -530,7 +479,7 @@ async def test_an_audit_that_does_not_read_every_session_says_so(
 async def test_a_message_that_comes_between_window_and_history_is_explained_as_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    async with running_system(tmp_path) as system, turnfold.connect(system.nats_url) as client:
         session = client.session("ada", "busy")
         await session.turn_completed([USER])
         await session.context(wait_ms=5_000)
@@ -589,6 +538,6 @@ async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
 async def test_a_command_called_the_wrong_way_ends_with_status_2(
     tmp_path: Path, arguments: list[str]
 ) -> None:
-    status, _, err = await command(tmp_path, *arguments)
+    ended = await command(*arguments, environ={"TURNFOLD_DATA_DIR": str(tmp_path)})
 
-    assert (status, bool(err)) == (2, True)
+    assert (ended.status, bool(ended.err)) == (2, True)

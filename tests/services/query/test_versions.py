@@ -1,28 +1,23 @@
 """Versions that change places, with the whole system behind: over the bus, over HTTP, and from the command line."""
 
 import asyncio
-import http.client
-import json
-import os
 import re
-import signal
-import sqlite3
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-import httpx
 import pytest
 
 import turnfold
-from tests.model_server import SUMMARY, ModelServer, running_model_server
-from tests.services.cli.test_inspection import command, eventually, running_system
+from tests.model_server import SUMMARY, running_model_server
+from tests.running_system import eventually, rows, running_system
 from turnfold.client import Session
 from turnfold.errors import BadRequest, Conflict, Unavailable
 
 AGENT, SESSION = "support", "user.42 / 語"
 PATH = f"/v1/agents/{AGENT}/sessions/{quote(SESSION, safe='')}"
+SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "50"}
 
 
 async def grown(session: Session, first: int, last: int) -> None:
@@ -47,20 +42,9 @@ async def settled(session: Session) -> dict[str, Any]:
     return found
 
 
-def over_http(url: str, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
-    target = urlsplit(url)
-    connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=20)
-    try:
-        connection.request(method, path, body=json.dumps(body) if body is not None else None)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
-
-
 @pytest.mark.proves("A4", "A5", "L10", "A2", "O3")
 async def test_versions_are_written_again_compared_promoted_and_undone(tmp_path: Path) -> None:
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    async with running_system(tmp_path) as system, turnfold.connect(system.nats_url) as client:
         session = client.session(AGENT, SESSION)
         await grown(session, 0, 30)
         await settled(session)
@@ -83,28 +67,23 @@ async def test_versions_are_written_again_compared_promoted_and_undone(tmp_path:
             await session.regenerate(from_version=2)
 
         # The same over HTTP.
-        status, told = await asyncio.to_thread(
-            over_http, ready["http_url"], "POST", f"{PATH}/summaries/1/promote", {"over": 2}
-        )
-        assert (status, told["version"], told["in_force"]) == (200, 1, True)
-        status, told = await asyncio.to_thread(
-            over_http, ready["http_url"], "POST", f"{PATH}/summaries", {"style": "narrative"}
-        )
-        assert status == 200
-        assert told["compaction_id"] != work["compaction_id"]
-        await eventually(lambda: at_least(session, 3))
-        status, told = await asyncio.to_thread(
-            over_http, ready["http_url"], "POST", f"{PATH}/summaries/seven/promote"
-        )
-        assert (status, told["error"]["code"]) == (400, "bad_request")
+        async with system.http(PATH, timeout=20) as http:
+            back = await http.post("/summaries/1/promote", json={"over": 2})
+            anew = await http.post("/summaries", json={"style": "narrative"})
+            await eventually(lambda: at_least(session, 3))
+            wrong = await http.post("/summaries/seven/promote")
+        told = back.json()
+        assert (back.status_code, told["version"], told["in_force"]) == (200, 1, True)
+        assert anew.status_code == 200
+        assert anew.json()["compaction_id"] != work["compaction_id"]
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "bad_request")
 
 
 @pytest.mark.proves("A4", "A5", "A1", "A2", "O3")
 async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: Path) -> None:
-    small = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "50"}
     async with (
-        running_system(tmp_path, **small) as ready,
-        turnfold.connect(ready["nats_url"]) as client,
+        running_system(tmp_path, environ=SMALL) as system,
+        turnfold.connect(system.nats_url) as client,
     ):
         session = client.session(AGENT, SESSION)
         await grown(session, 0, 30)
@@ -113,34 +92,30 @@ async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: P
         before = await settled(session)
         assert before["summary_version"] == 2
 
-        status, out, err = await command(tmp_path, "summaries", "diff", AGENT, SESSION, "1")
-        assert (status, err) == (0, "")
-        assert "--- version 1" in out
-        assert "+++ version 2" in out
-        assert any(line.startswith("+ ") and "order 73" in line for line in out.splitlines())
-        status, out, err = await command(
-            tmp_path, "summaries", "promote", AGENT, SESSION, "1", "--json"
-        )
-        assert (status, json.loads(out)["version"]) == (0, 1)
-        status, out, err = await command(tmp_path, "summaries", "promote", AGENT, SESSION, "99")
-        assert (status, out) == (1, "")
-        assert err.count("\n") == 1
-        status, out, err = await command(
-            tmp_path, "summaries", "regenerate", AGENT, SESSION, "--json"
-        )
-        assert (status, json.loads(out)["version"] >= 3) == (0, True)
-        status, out, err = await command(tmp_path, "restore", AGENT, SESSION, "--yes")
-        assert status == 0
-        assert err.startswith(f"system: {tmp_path} (nats://")
-        assert "live again" in out
+        diff = await system.command("summaries", "diff", AGENT, SESSION, "1")
+        assert (diff.status, diff.err) == (0, "")
+        assert "--- version 1" in diff.out
+        assert "+++ version 2" in diff.out
+        assert any(line.startswith("+ ") and "order 73" in line for line in diff.out.splitlines())
+        back = await system.command("summaries", "promote", AGENT, SESSION, "1", "--json")
+        assert (back.status, back.rows[0]["version"]) == (0, 1)
+        wrong = await system.command("summaries", "promote", AGENT, SESSION, "99")
+        assert (wrong.status, wrong.out) == (1, "")
+        assert wrong.err.count("\n") == 1
+        anew = await system.command("summaries", "regenerate", AGENT, SESSION, "--json")
+        assert (anew.status, anew.rows[0]["version"] >= 3) == (0, True)
+        undone = await system.command("restore", AGENT, SESSION, "--yes")
+        assert undone.status == 0
+        assert undone.err.startswith(f"system: {tmp_path} (nats://")
+        assert "live again" in undone.out
 
         after = await settled(session)
         assert after["messages_live"] > before["messages_live"]
         assert after["messages_total"] == before["messages_total"]
-        status, out, _ = await command(tmp_path, "audit", "verify", AGENT, SESSION)
-        assert (status, "intact" in out) == (0, True)
+        verified = await system.command("audit", "verify", AGENT, SESSION)
+        assert (verified.status, "intact" in verified.out) == (0, True)
         periods = rows(
-            ready,
+            system.database,
             "SELECT version, from_at, until_at FROM reigns_view WHERE agent_id = ? ORDER BY from_at",
             AGENT,
         )
@@ -152,18 +127,8 @@ async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: P
         await session.erase()
         await grown(session, 60, 61)
         await session.context(wait_ms=5_000)
-        status, _, err = await command(tmp_path, "restore", AGENT, SESSION, "--yes")
-        assert (status, "nothing to restore" in err) == (1, True), err
-
-
-def settings_of(model: ModelServer) -> dict[str, str]:
-    """Summaries by this model, soon."""
-    return {
-        "TURNFOLD_SUMMARY_MODEL": "openai/a-model",
-        "TURNFOLD_SUMMARY_API_BASE": model.url,
-        "TURNFOLD_SUMMARY_API_KEY": "k",
-        "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "50",
-    }
+        again = await system.command("restore", AGENT, SESSION, "--yes")
+        assert (again.status, "nothing to restore" in again.err) == (1, True), again.err
 
 
 @pytest.mark.proves("O3", "G1")
@@ -172,8 +137,8 @@ async def test_a_command_that_waits_for_a_version_ends_when_the_session_is_erase
 ) -> None:
     async with (
         running_model_server() as model,
-        running_system(tmp_path, **settings_of(model)) as ready,
-        turnfold.connect(ready["nats_url"]) as client,
+        running_system(tmp_path, environ=model.settings | SMALL) as system,
+        turnfold.connect(system.nats_url) as client,
     ):
         session = client.session(AGENT, SESSION)
         # The erasure of an earlier session of this name ends nothing.
@@ -182,33 +147,33 @@ async def test_a_command_that_waits_for_a_version_ends_when_the_session_is_erase
         await settled(session)
         model.fault = "hang"
 
-        waiting = asyncio.create_task(command(tmp_path, "summaries", "regenerate", AGENT, SESSION))
+        waiting = asyncio.create_task(system.command("summaries", "regenerate", AGENT, SESSION))
         await asyncio.wait_for(model.is_hanging.wait(), 60)
         await session.erase()
-        status, out, err = await asyncio.wait_for(waiting, 20)
+        ended = await asyncio.wait_for(waiting, 20)
 
-    assert (status, out) == (1, "")
-    assert "the session was erased meanwhile" in err
+    assert (ended.status, ended.out) == (1, "")
+    assert "the session was erased meanwhile" in ended.err
 
 
 @pytest.mark.proves("A4", "O3")
 async def test_a_regeneration_of_many_sessions_fails_if_that_of_one_does(tmp_path: Path) -> None:
     async with (
         running_model_server() as model,
-        running_system(tmp_path, **settings_of(model)) as ready,
-        turnfold.connect(ready["nats_url"]) as client,
+        running_system(tmp_path, environ=model.settings | SMALL) as system,
+        turnfold.connect(system.nats_url) as client,
     ):
         session = client.session(AGENT, SESSION)
         await grown(session, 0, 30)
         await settled(session)
         model.fault = "401"
 
-        one = await command(tmp_path, "summaries", "regenerate", AGENT, SESSION)
-        many = await command(tmp_path, "summaries", "regenerate", AGENT, "--json")
+        one = await system.command("summaries", "regenerate", AGENT, SESSION)
+        many = await system.command("summaries", "regenerate", AGENT, "--json")
 
-    assert (one[0], many[0]) == (1, 1)
-    assert (json.loads(many[1])["written"], json.loads(many[1])["failed"]) == (0, 1)
-    assert "1 of 1 sessions got no version" in many[2]
+    assert (one.status, many.status) == (1, 1)
+    assert (many.rows[0]["written"], many.rows[0]["failed"]) == (0, 1)
+    assert "1 of 1 sessions got no version" in many.err
 
 
 @pytest.mark.proves("V1", "F3")
@@ -220,9 +185,9 @@ async def test_a_line_of_a_summary_on_a_page_leads_to_the_sources_of_that_line(
     monkeypatch.setitem(SUMMARY, "context", told)
     async with (
         running_model_server() as model,
-        running_system(tmp_path, **settings_of(model)) as ready,
-        turnfold.connect(ready["nats_url"]) as client,
-        httpx.AsyncClient(base_url=ready["http_url"], trust_env=False, timeout=20) as visitor,
+        running_system(tmp_path, environ=model.settings | SMALL) as system,
+        turnfold.connect(system.nats_url) as client,
+        system.http(timeout=20) as visitor,
     ):
         session = client.session(AGENT, SESSION)
         await grown(session, 0, 30)
@@ -252,18 +217,11 @@ async def at_least(session: Session, number: int) -> list[turnfold.Summary] | No
     return found if len(found) >= number else None
 
 
-def rows(ready: dict[str, Any], statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    with sqlite3.connect(
-        f"file:{urlsplit(ready['database_url']).path[1:]}?mode=ro", uri=True
-    ) as connection:
-        return connection.execute(statement, values).fetchall()
-
-
 @pytest.mark.proves("A4", "O3", "C49")
 async def test_all_sessions_of_an_agent_are_written_again_also_when_the_worker_dies_meanwhile(
     tmp_path: Path,
 ) -> None:
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    async with running_system(tmp_path) as system, turnfold.connect(system.nats_url) as client:
         sessions = [client.session(AGENT, f"s-{number}") for number in range(6)]
         for one in sessions:
             await one.policy(
@@ -278,28 +236,20 @@ async def test_all_sessions_of_an_agent_are_written_again_also_when_the_worker_d
         for one in sessions:
             await settled(one)
 
-        status, out, err = await command(
-            tmp_path,
-            "summaries",
-            "regenerate",
-            AGENT,
-            "--style",
-            "narrative",
-            "--no-wait",
-            "--json",
-        )
-        assert status == 0
-        assert err.startswith("system: ")
-        begun = json.loads(out)
-        os.kill(ready["pids"]["worker"], signal.SIGKILL)
-        done = await eventually(lambda: finished(client, begun["campaign_id"]), 60)
+        options = ("--style", "narrative", "--no-wait", "--json")
+        begun = await system.command("summaries", "regenerate", AGENT, *options)
+        assert begun.status == 0
+        assert begun.err.startswith("system: ")
+        assert system.kill("worker")
+        campaign_id = begun.rows[0]["campaign_id"]
+        done = await eventually(lambda: finished(client, campaign_id))
 
         assert (done["sessions"], done["written"], done["failed"]) == (6, 6, 0)
         for one in sessions:
             versions = await one.summaries()
             assert [version.style for version in versions] == ["structured", "narrative"]
             assert versions[0].in_force
-        status, out, err = await command(tmp_path, "summaries", "regenerate", "--all", "--json")
-        assert (status, json.loads(out)["written"]) == (0, 6)
-        status, _, err = await command(tmp_path, "summaries", "regenerate")
-        assert (status, "--all" in err) == (2, True)
+        everywhere = await system.command("summaries", "regenerate", "--all", "--json")
+        assert (everywhere.status, everywhere.rows[0]["written"]) == (0, 6)
+        nowhere = await system.command("summaries", "regenerate")
+        assert (nowhere.status, "--all" in nowhere.err) == (2, True)
