@@ -79,6 +79,7 @@ def events_in_place(
     *,
     is_first: bool,
     shape: ShapeName | None = None,
+    event_id: str | None = None,
 ) -> list[OutgoingEvent]:
     """Return the events of messages of which each keeps its place, unless they are the first.
 
@@ -86,10 +87,13 @@ def events_in_place(
     there before is shown no longer.
     """
     if is_first or messages[0].get("role") not in SYSTEM_ROLES:
-        return [turn_event(key, messages, carry=carry, shape=shape)]
+        return [turn_event(key, messages, event_id=event_id, carry=carry, shape=shape)]
     carry = None if carry is None else [None, *carry]
-    event = turn_event(key, [CARRIER, *messages], carry=carry, shape=shape)
-    return [event, retraction_event(key, [f"{event.event_id}#0"])]
+    event = turn_event(key, [CARRIER, *messages], event_id=event_id, carry=carry, shape=shape)
+    return [
+        event,
+        retraction_event(key, [f"{event.event_id}#0"], event_id=f"{event.event_id}-0"),
+    ]
 
 
 async def newest_messages(

@@ -18,10 +18,10 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
-from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
-from turnfold.client.events import BATCH_EVENTS, retraction_event
+from turnfold.client import OutgoingEvent, PortalClient, Session
+from turnfold.client.events import BATCH_EVENTS
 from turnfold.integrations import requires
-from turnfold.integrations.clients import CARRIER, carried_messages, publish_all
+from turnfold.integrations.clients import carried_messages, events_in_place, publish_all
 from turnfold.integrations.mirrored import (
     Chat,
     MirroredWindows,
@@ -155,19 +155,9 @@ def _events(
         digest = _hashed([digest, body])
         while digest in lost:
             digest = _hashed([digest])
-        if {_KEPT, _MADE} & set(message.meta):
-            continue
-        if message.is_from("system"):
-            # A system message that begins its event stands before the conversation, in place of
-            # the one before it. This one keeps its place.
-            bodies, carry = [CARRIER, body], [None, message.to_dict()]
-            events += [
-                turn_event(session.key, bodies, event_id=digest, carry=carry),
-                retraction_event(session.key, [f"{digest}#0"], event_id=f"{digest}-0"),
-            ]
-        else:
+        if not {_KEPT, _MADE} & set(message.meta):
             carry = [message.to_dict()]
-            events.append(turn_event(session.key, [body], event_id=digest, carry=carry))
+            events += events_in_place(session.key, [body], carry, is_first=False, event_id=digest)
     return events
 
 
