@@ -73,8 +73,10 @@ class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
             "client": None if isinstance(client, PortalClient) else client,
             "window": dict(window or {}),
         }
-        self._windows = _Compacted(agent_id, client=client, window=window)
+        self._windows = MirroredWindows(agent_id, client=client, window=window)
         self._windows.session(session_id)
+        self._lost = frozenset[str]()
+        """The ids of messages under which they are not stored."""
 
     def compact(
         self, messages: list[ChatMessage], target_tokens: int, token_counter: TokenCounter
@@ -89,8 +91,9 @@ class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
         start = len(list(takewhile(lambda message: message.is_from("system"), messages)))
         system = messages[:start]
         room = max(target_tokens - token_counter.count(messages=system), 1)
-        session = self._windows.session(self._settings["session_id"])
-        shown = await self._windows.replaced(session, messages[start:], room)
+        shown = await self._windows.attempt(
+            lambda: messages[start:], lambda rest: self._window(rest, room)
+        )
         if shown is None:
             return None
         compacted = [*system, *shown]
@@ -103,32 +106,22 @@ class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
         settings: dict[str, Any] = default_to_dict(self, **self._settings)
         return settings
 
-
-class _Compacted(MirroredWindows):
-    """Windows of a session to which messages are only added."""
-
-    _lost: frozenset[str] = frozenset()
-    """The ids of messages under which they are not stored."""
-
-    async def replaced(
-        self, session: Session, messages: Sequence[ChatMessage], tokens: int
+    async def _window(
+        self, messages: Sequence[ChatMessage], tokens: int
     ) -> list[ChatMessage] | None:
         """Publish what is new, and return the window; None if the messages must stay."""
-
-        async def ask(messages: Sequence[ChatMessage]) -> list[ChatMessage] | None:
-            events = _events(session, messages, self._lost)
-            await publish_all(session, events)
-            window = await self.fresh_window(session, max_tokens=tokens)
-            # The agent keeps nothing but the window.
-            names = [event.event_id for event in events]
-            if missing := await self.missing(names):
-                self.warn(f"{len(missing)} of {len(names)} events are not stored")
-                await self._lose(session, names, missing)
-                return None
-            calls: dict[str, ToolCall] = {}
-            return [_message(body, message, calls) for body, message in carried_messages(window)]
-
-        return await self.attempt(lambda: messages, ask)
+        session = self._windows.session(self._settings["session_id"])
+        events = _events(session, messages, self._lost)
+        await publish_all(session, events)
+        window = await self._windows.fresh_window(session, max_tokens=tokens)
+        # The agent keeps nothing but the window.
+        names = [event.event_id for event in events]
+        if missing := await self._windows.missing(names):
+            self._windows.warn(f"{len(missing)} of {len(names)} events are not stored")
+            await self._lose(session, names, missing)
+            return None
+        calls: dict[str, ToolCall] = {}
+        return [_message(body, message, calls) for body, message in carried_messages(window)]
 
     async def _lose(self, session: Session, names: Sequence[str], missing: set[str]) -> None:
         """Let what follows the first missing event have other ids next time, in its order."""
