@@ -1,4 +1,4 @@
-"""Chat messages of long runs for tests of hosts, and what a provider would refuse in a list of them."""
+"""What tests of hosts have in common: long runs, and what a provider would refuse in a list of messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,15 @@ Message = dict[str, Any]
 
 TURNS = 200
 BUDGETS = (4_000, 8_000, 16_000)
+NOWHERE = "nats://127.0.0.1:9"
+"""Where no server listens."""
+PATIENCE_SECONDS = 60
+"""Machines that run tests are slow, and no call of these tests may go on without its window."""
+
+
+def look(place: str) -> str:
+    """Look at a place."""
+    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
 
 
 def calls(turn: str, *places: str) -> Message:

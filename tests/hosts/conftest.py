@@ -1,6 +1,7 @@
 """A running system for the tests of a framework, which run in another environment than Turnfold."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from uuid import uuid4
 import pytest
 
 from tests.environment import clean_environ
+from turnfold.client import StoredMessage, connect
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 40
@@ -34,6 +36,15 @@ class RunningSystem:
 
     nats_url: str
     http_url: str
+
+    async def stored(
+        self, agent_id: str, session_id: str, *, include_retracted: bool = False
+    ) -> list[StoredMessage]:
+        """Return the messages of a session, with all that was published to it before."""
+        async with connect(self.nats_url, environ={}) as client:
+            session = client.session(agent_id, session_id)
+            await session.history(newest=1, after="latest", wait_ms=5_000)
+            return [one async for one in session.originals(include_retracted=include_retracted)]
 
 
 class RestartableSystem:
@@ -94,6 +105,17 @@ def own_system(tmp_path: Path) -> Iterator[RestartableSystem]:
 def session_id() -> str:
     """The id of a session that nobody else uses."""
     return uuid4().hex
+
+
+Warned = Callable[[], list[str]]
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Warned:
+    """Return what the integrations have warned of so far."""
+    name = "turnfold.integrations"
+    caplog.set_level(logging.WARNING, name)
+    return lambda: [record.getMessage() for record in caplog.records if record.name == name]
 
 
 Example = Callable[[str], dict[str, Any]]

@@ -12,18 +12,14 @@ import pytest
 from agent_framework import Agent, AgentLoopMiddleware, AgentSession, Content, Message, tool
 
 from tests.hosts.agent_framework.models import ScriptedClient, calls, faults, size
-from tests.hosts.chat import BUDGETS, TURNS
+from tests.hosts.chat import BUDGETS, TURNS, look
 from tests.hosts.conftest import RunningSystem
-from turnfold.client import OutgoingEvent, PortalClient, Receipt, connect
+from turnfold.client import OutgoingEvent, PortalClient, Receipt
 from turnfold.core.window.forms import STAND_IN
 from turnfold.errors import BadRequest, CannotFit, Unavailable
 from turnfold.integrations.agent_framework import NO_RESULT, TurnfoldHistoryProvider
 
-
-@tool(approval_mode="never_require")  # type: ignore[untyped-decorator]
-def look(place: str) -> str:
-    """Look at a place."""
-    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
+LOOK = tool(approval_mode="never_require")(look)
 
 
 @pytest.fixture
@@ -33,7 +29,7 @@ def history(system: RunningSystem, session_id: str) -> TurnfoldHistoryProvider:
 
 
 def agent_of(client: ScriptedClient, history: TurnfoldHistoryProvider) -> Agent:
-    return Agent(client=client, instructions="Be brief.", tools=[look], context_providers=[history])
+    return Agent(client=client, instructions="Be brief.", tools=[LOOK], context_providers=[history])
 
 
 async def asked(agent: Agent, text: str, session: AgentSession, *, is_streamed: bool) -> str:
@@ -185,7 +181,7 @@ async def test_the_history_of_each_service_call_has_one_result_for_each_call(
     client = ScriptedClient(calls("one", "hall", "yard"), calls("two", "roof"), ["Nothing."])
     agent = Agent(
         client=client,
-        tools=[look],
+        tools=[LOOK],
         context_providers=[history],
         require_per_service_call_history_persistence=True,
     )
@@ -412,12 +408,9 @@ async def test_what_a_loop_says_as_the_user_is_no_request_of_a_person(
 
     await agent.run("Count to three.", session=AgentSession(session_id="s"))
 
-    async with connect(system.nats_url, environ={}) as bus:
-        session = bus.session(session_id, "s")
-        await session.history(newest=1, after="latest", wait_ms=5_000)
-        stored = [one async for one in session.originals() if one.message["role"] == "user"]
-    assert [one.is_meta for one in stored] == [False, *[True] * (len(stored) - 1)]
-    assert len(stored) == 5
+    stored = await system.stored(session_id, "s")
+    of_user = [one for one in stored if one.message["role"] == "user"]
+    assert [one.is_meta for one in of_user] == [False, *[True] * 4]
 
 
 @pytest.mark.proves("W12")
@@ -427,8 +420,5 @@ async def test_progress_that_a_person_tells_is_a_request(
     text = "Progress so far:\n- the hall is done\n\nNow look into the yard."
     await history.save_messages("s", [Message("user", [text]), Message("assistant", ["Empty."])])
 
-    async with connect(system.nats_url, environ={}) as bus:
-        session = bus.session(session_id, "s")
-        await session.history(newest=1, after="latest", wait_ms=5_000)
-        stored = [one async for one in session.originals()]
+    stored = await system.stored(session_id, "s")
     assert [one.is_meta for one in stored] == [False, False]

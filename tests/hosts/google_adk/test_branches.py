@@ -58,17 +58,12 @@ async def run(root: Any, agent_id: str, url: str, text: str) -> None:
         pass
 
 
-async def conversations(agent_id: str, url: str) -> dict[str, list[str]]:
+async def conversations(system: RunningSystem, agent_id: str) -> dict[str, list[str]]:
     """Return the texts of all messages of each session, also of those that were retracted."""
-    found = {}
-    async with connect(url, environ={}) as client:
-        for name in [name async for name in client.sessions(agent_id)]:
-            session = client.session(agent_id, name)
-            page = await session.history(
-                newest=99, include_retracted=True, after="latest", wait_ms=5_000
-            )
-            found[name] = [json.dumps(one.message) for one in page.messages]
-    return found
+    async with connect(system.nats_url, environ={}) as client:
+        names = [name async for name in client.sessions(agent_id)]
+    stored = {name: await system.stored(agent_id, name, include_retracted=True) for name in names}
+    return {name: [json.dumps(one.message) for one in told] for name, told in stored.items()}
 
 
 @pytest.mark.proves("L1")
@@ -80,7 +75,7 @@ async def test_copies_of_a_parallel_worker_do_not_share_a_conversation(
 
     await run(root, session_id, system.nats_url, json.dumps(PLACES))
 
-    found = await conversations(session_id, system.nats_url)
+    found = await conversations(system, session_id)
     assert sorted(found) == [f"ada/s/worker/worker@{number}" for number in (1, 2, 3)]
     for place, texts in zip(PLACES, [found[name] for name in sorted(found)], strict=True):
         assert len(texts) == 4
@@ -108,7 +103,7 @@ async def test_an_agent_that_is_called_twice_at_once_has_two_conversations(
 
     await run(chief, session_id, system.nats_url, "Go.")
 
-    found = await conversations(session_id, system.nats_url)
+    found = await conversations(system, session_id)
     copies = [texts for name, texts in found.items() if name.startswith("ada/s/worker/worker@")]
     assert [len(texts) for texts in copies] == [4, 4, 4]
     assert len(found) == 4
@@ -125,7 +120,7 @@ async def test_different_agents_in_parallel_keep_their_plain_names(
 
     await run(root, session_id, system.nats_url, "See the hall.")
 
-    found = await conversations(session_id, system.nats_url)
+    found = await conversations(system, session_id)
     assert sorted(found) == ["ada/s/first", "ada/s/second"]
 
 
@@ -138,7 +133,7 @@ async def test_deep_branches_have_ids_that_fit(system: RunningSystem, session_id
 
     await run(Workflow(name="flow", edges=[("START", root)]), session_id, system.nats_url, "hall")
 
-    [(found, texts)] = (await conversations(session_id, system.nats_url)).items()
+    [(found, texts)] = (await conversations(system, session_id)).items()
     assert found.startswith(f"ada/s/{name}/")
     assert len(texts) == 4
 
@@ -157,7 +152,7 @@ async def test_ids_of_any_length_and_letters_do_not_stop_the_agent(
 
     await runner.run_debug("See the hall.", user_id=user_id, session_id=chat_id, quiet=True)
 
-    [texts] = (await conversations(session_id, system.nats_url)).values()
+    [texts] = (await conversations(system, session_id)).values()
     assert len(texts) == 4
 
 

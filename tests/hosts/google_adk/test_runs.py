@@ -2,7 +2,6 @@
 
 import gc
 import json
-import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -18,25 +17,21 @@ from google.adk.tools import LongRunningFunctionTool
 from google.adk.tools.preload_memory_tool import PreloadMemoryTool
 from google.genai import types
 
-from tests.hosts.chat import BUDGETS, TURNS
-from tests.hosts.conftest import RunningSystem
+from tests.hosts.chat import BUDGETS, NOWHERE, TURNS, look
+from tests.hosts.conftest import RunningSystem, Warned
 from tests.hosts.google_adk.models import ScriptedModel, calls, faults, says, size
 from turnfold.client import connect
 from turnfold.integrations import google_adk
 from turnfold.integrations.google_adk import TurnfoldPlugin
 
-NOWHERE = "nats://127.0.0.1:9"
+GUIDE = "ada@work/s%2F1/guide"
+"""The session of the agent that the tests run."""
 
 
 class InteractionsModel(ScriptedModel, Gemini):  # type: ignore[misc]  # without types here
     """Pairs calls by their ids, so the ADK leaves those that it made."""
 
     use_interactions_api: bool = True
-
-
-def look(place: str) -> str:
-    """Look at a place."""
-    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
 
 
 def runner_of(
@@ -53,10 +48,10 @@ async def started(runner: InMemoryRunner) -> None:
     )
 
 
-async def turn(runner: InMemoryRunner, text: str) -> str:
+async def turn(runner: InMemoryRunner, *texts: str) -> str:
     """Run one turn, and return the last text."""
     said = ""
-    message = types.Content(role="user", parts=[types.Part(text=text)])
+    message = types.Content(role="user", parts=[types.Part(text=text) for text in texts])
     async for event in runner.run_async(user_id="ada@work", session_id="s/1", new_message=message):
         parts = event.content.parts if event.content else []
         said = "".join(part.text or "" for part in parts or ()) or said
@@ -87,10 +82,7 @@ async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
         {"result": look("yard")}
     )
     assert (said_then.role, again.parts[0].text) == ("model", "Sure?")
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session(session_id, "ada@work/s%2F1/guide")
-        page = await session.history(newest=10, after="latest", wait_ms=5_000)
-    roles = [one.message["role"] for one in page.messages]
+    roles = [one.message["role"] for one in await system.stored(session_id, GUIDE)]
     assert roles == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
 
 
@@ -143,10 +135,8 @@ async def test_a_turn_alone_is_not_taken_for_the_conversation_if_the_provider_ke
     await turn(runner, "Sure?")
 
     assert [len(call) for call in model.calls] == [1, 1]
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session(session_id, "ada@work/s%2F1/guide")
-        page = await session.history(newest=10, after="latest", wait_ms=5_000)
-    assert [one.message["content"] for one in page.messages] == ["What is missing?", "Nothing."]
+    stored = await system.stored(session_id, GUIDE)
+    assert [one.message["content"] for one in stored] == ["What is missing?", "Nothing."]
 
 
 @pytest.mark.timeout(600)
@@ -193,7 +183,7 @@ async def test_an_agent_that_takes_over_has_a_conversation_of_its_own(
     assert [faults(call) for call in model.calls] == [[], []]
     async with connect(system.nats_url, environ={}) as client:
         names = [name async for name in client.sessions(session_id)]
-    assert "ada@work/s%2F1/guide" in names
+    assert GUIDE in names
 
 
 async def test_calls_that_are_never_answered_are_forgotten(
@@ -214,20 +204,18 @@ async def test_calls_that_are_never_answered_are_forgotten(
 
 
 async def test_without_turnfold_the_model_gets_the_contents_and_a_warning_tells_no_text(
-    session_id: str, caplog: pytest.LogCaptureFixture
+    session_id: str, warned: Warned
 ) -> None:
     model = ScriptedModel(script=[calls("hall"), says("Nothing.")])
     runner = runner_of(model, session_id, NOWHERE)
     await started(runner)
 
-    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
-        said = await turn(runner, "What is missing?")
+    said = await turn(runner, "What is missing?")
 
     assert said == "Nothing."
     assert [len(call) for call in model.calls] == [1, 3]
-    warnings = [one.getMessage() for one in caplog.records if one.name == "turnfold.integrations"]
-    assert warnings
-    assert "missing" not in str(warnings)
+    assert warned()
+    assert "missing" not in str(warned())
 
 
 @pytest.mark.proves("W12")
@@ -285,12 +273,7 @@ async def test_instructions_beside_static_ones_are_of_one_call(
         # Before the request of a turn, and behind the results of its calls.
         assert second[: len(said) + 1] == [*said, request]
         assert sorted(map(str, second[-len(of_one_call) :])) == sorted(map(str, of_one_call))
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session(session_id, "ada@work/s%2F1/guide")
-        page = await session.history(
-            newest=100, include_retracted=True, after="latest", wait_ms=5_000
-        )
-    assert len(page.messages) == 8 * 4
+    assert len(await system.stored(session_id, GUIDE, include_retracted=True)) == 8 * 4
 
 
 @pytest.mark.proves("L11")
@@ -319,16 +302,11 @@ async def test_a_request_behind_memories_of_the_program_is_recorded(
     runner = runner_of(ScriptedModel(script=[says("It left.")]), session_id, system.nats_url)
     await started(runner)
     memories = "The following content is from your previous conversations with the user.\nNone."
-    parts = [types.Part(text=memories), types.Part(text="Where is order 7341?")]
 
-    message = types.Content(role="user", parts=parts)
-    async for _ in runner.run_async(user_id="ada@work", session_id="s/1", new_message=message):
-        pass
+    await turn(runner, memories, "Where is order 7341?")
 
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session(session_id, "ada@work/s%2F1/guide")
-        page = await session.history(newest=9, after="latest", wait_ms=5_000)
-    assert [one.message["role"] for one in page.messages] == ["user", "assistant"]
+    roles = [one.message["role"] for one in await system.stored(session_id, GUIDE)]
+    assert roles == ["user", "assistant"]
 
 
 @pytest.mark.proves("W12")
@@ -341,10 +319,7 @@ async def test_a_user_who_gives_context_first_makes_a_request(
     await started(runner)
     await turn(runner, "Hello.")
 
-    parts = [types.Part(text=text) for text in ("For context:", "It was painted.", "Look again.")]
-    message = types.Content(role="user", parts=parts)
-    async for _ in runner.run_async(user_id="ada@work", session_id="s/1", new_message=message):
-        pass
+    await turn(runner, "For context:", "It was painted.", "Look again.")
 
     shown = [part.text for content in model.calls[-1] for part in content.parts]
     assert shown.count("Look again.") == 1

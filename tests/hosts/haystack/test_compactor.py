@@ -14,18 +14,10 @@ from haystack.hooks.compaction import CompactionHook
 from haystack.token_counters import ApproximateTokenCounter
 from haystack.tools import Tool
 
-from tests.hosts.chat import BUDGETS, TURNS, tree
-from tests.hosts.conftest import RunningSystem
+from tests.hosts.chat import BUDGETS, NOWHERE, TURNS, look, tree
+from tests.hosts.conftest import RunningSystem, Warned
 from turnfold.client import connect
 from turnfold.integrations.haystack import TurnfoldCompactor
-
-NOWHERE = "nats://127.0.0.1:9"
-
-
-def look(place: str) -> str:
-    """Look at a place."""
-    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
-
 
 LOOK = Tool(
     name="look",
@@ -116,10 +108,7 @@ async def test_two_hundred_steps_with_parallel_calls_break_no_pair(
     assert max(map(size, model.calls)) <= tokens * 1.1
     assert all(call[0].text == "Be brief." for call in model.calls)
     assert all("What is missing?" in str(call) for call in model.calls)
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session("haystack", session_id)
-        await session.history(newest=1, after="latest", wait_ms=5_000)
-        stored = [one.message async for one in session.originals()]
+    stored = [one.message for one in await system.stored("haystack", session_id)]
     ids = [one["tool_call_id"] for one in stored if one["role"] == "tool"]
     assert len(ids) == len(set(ids)) > TURNS
     assert [one["content"] for one in stored if one["role"] == "user"] == ["What is missing?"]
@@ -138,10 +127,7 @@ async def test_a_conversation_that_is_compacted_again_after_an_error_is_stored_o
             assert await compactor.compact_async(messages, 600, counter) is not None
 
     assert caplog.records == []
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session("haystack", session_id)
-        stored = [one.message async for one in session.originals()]
-    assert len(stored) == len(messages)
+    assert len(await system.stored("haystack", session_id)) == len(messages)
 
 
 async def test_calls_without_ids_and_results_with_images_are_compacted_as_well(
@@ -167,9 +153,7 @@ async def test_calls_without_ids_and_results_with_images_are_compacted_as_well(
     assert compacted[-1].tool_call_result == messages[-1].tool_call_result
     assert {call.id for one in compacted for call in one.tool_calls} == {None}
     assert {one.origin.id for told in compacted for one in told.tool_call_results} == {None}
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session("haystack", session_id)
-        stored = [one.message async for one in session.originals()]
+    stored = [one.message for one in await system.stored("haystack", session_id)]
     assert len(stored) == len(messages)
     assert stored[1]["tool_calls"][0]["id"] == stored[2]["tool_call_id"]
     assert "[media: image/png]" in str(stored[2]["content"])
@@ -257,10 +241,8 @@ async def test_messages_that_turnfold_did_not_store_are_not_replaced_until_they_
     # Next time they have other ids.
     assert await compactor.compact_async(messages, 400, counter) is not None
     assert await compactor.compact_async(messages, 400, counter) is not None
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session("haystack", session_id)
-        page = await session.history(newest=99, after="latest", wait_ms=5_000)
-    assert [one.message["content"] for one in page.messages] == [one.text for one in messages]
+    stored = await system.stored("haystack", session_id)
+    assert [one.message["content"] for one in stored] == [one.text for one in messages]
 
 
 @pytest.mark.proves("L1", "L3")
@@ -286,9 +268,7 @@ async def test_system_messages_in_mid_conversation_keep_their_places(
     assert texts[place - 1 : place + 2] == ["Noted.", *(rule.text for rule in rules[:2])]
     assert second is not None
     assert second[-1].text == rules[2].text
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session("haystack", session_id)
-        stored = [one.message["content"] async for one in session.originals()]
+    stored = [one.message["content"] for one in await system.stored("haystack", session_id)]
     assert len(stored) == len(talk) + 82
     assert [place for place, text in enumerate(stored) if text.startswith("Rule")] == [
         *(320, 321),
@@ -311,10 +291,8 @@ async def test_the_data_of_a_large_image_is_stored_once_and_comes_back(
 
     assert compacted is not None
     assert compacted[-1].images[0].base64_image == data
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session("haystack", session_id)
-        page = await session.history(newest=1, after="latest", wait_ms=5_000)
-    assert "base64" not in str(page.messages[0].message)
+    [*_, newest] = await system.stored("haystack", session_id)
+    assert "base64" not in str(newest.message)
 
 
 def test_after_no_answer_the_next_compactions_do_not_wait(session_id: str) -> None:
@@ -327,16 +305,14 @@ def test_after_no_answer_the_next_compactions_do_not_wait(session_id: str) -> No
 
 
 def test_without_turnfold_the_messages_stay_and_a_warning_tells_no_text(
-    session_id: str, caplog: pytest.LogCaptureFixture
+    session_id: str, warned: Warned
 ) -> None:
     model = ScriptedGenerator(8)
 
-    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
-        agent_of(model, session_id, NOWHERE, 1_000).run(
-            messages=[ChatMessage.from_user("What is missing?")]
-        )
+    agent_of(model, session_id, NOWHERE, 1_000).run(
+        messages=[ChatMessage.from_user("What is missing?")]
+    )
 
     assert len(model.calls[-1]) == 2 + 3 * 8
-    warnings = [one.getMessage() for one in caplog.records if one.name == "turnfold.integrations"]
-    assert warnings
-    assert "missing" not in str(warnings)
+    assert warned()
+    assert "missing" not in str(warned())

@@ -21,18 +21,10 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.checkpoint.memory import InMemorySaver
 
 import turnfold
-from tests.hosts.chat import BUDGETS, TURNS
-from tests.hosts.conftest import RestartableSystem, RunningSystem
+from tests.hosts.chat import BUDGETS, NOWHERE, PATIENCE_SECONDS, TURNS, look
+from tests.hosts.conftest import RestartableSystem, RunningSystem, Warned
 from tests.hosts.langchain.models import ScriptedModel, calls, faults
 from turnfold.integrations.langchain import TurnfoldMiddleware
-
-NOWHERE = "nats://127.0.0.1:9"
-PATIENCE_SECONDS = 60
-
-
-def look(place: str) -> str:
-    """Look at a place."""
-    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
 
 
 def middleware_of(url: str, *, tokens: int = 8_000) -> TurnfoldMiddleware:
@@ -65,9 +57,7 @@ async def turn(
 
 async def recorded(system: RunningSystem, session_id: str) -> list[dict[str, Any]]:
     """Return the stored messages of a session."""
-    async with turnfold.connect(system.nats_url) as client:
-        page = await client.session("langchain", session_id).history(after="latest", wait_ms=5_000)
-    return [stored.message for stored in page.messages]
+    return [stored.message for stored in await system.stored("langchain", session_id)]
 
 
 @pytest.mark.proves("G4")
@@ -363,18 +353,17 @@ async def test_a_deep_agent_works_by_the_same_middleware(
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_without_turnfold_the_model_gets_the_messages_of_the_state(
-    session_id: str, caplog: pytest.LogCaptureFixture, is_async: bool
+    session_id: str, warned: Warned, is_async: bool
 ) -> None:
     model = ScriptedModel(script=[calls("one", "hall"), AIMessage("Fine.")])
     agent = agent_of(model, NOWHERE)
 
-    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
-        state = await turn(agent, "A secret?", session_id, is_async=is_async)
+    state = await turn(agent, "A secret?", session_id, is_async=is_async)
 
     assert model.calls[-1] == [SystemMessage("Be brief."), *state[:-1]]
-    [warning] = [one for one in caplog.records if one.name == "turnfold.integrations"]
-    assert "the model gets the whole list" in warning.getMessage()
-    assert "secret" not in warning.getMessage()
+    [warning] = warned()
+    assert "the model gets the whole list" in warning
+    assert "secret" not in warning
 
 
 @pytest.mark.proves("G4")
@@ -382,7 +371,7 @@ async def test_without_turnfold_the_model_gets_the_messages_of_the_state(
 async def test_a_run_goes_on_when_turnfold_goes_away_in_it_and_the_next_turn_catches_up(
     own_system: RestartableSystem, session_id: str
 ) -> None:
-    url = own_system.start().nats_url
+    system = own_system.start()
     model = ScriptedModel(script=[calls("one", "hall"), calls("two", "yard"), AIMessage("Fine.")])
 
     def look(place: str) -> str:
@@ -393,7 +382,10 @@ async def test_a_run_goes_on_when_turnfold_goes_away_in_it_and_the_next_turn_cat
 
     def agent(patience_seconds: float, saver: InMemorySaver) -> Any:
         middleware = TurnfoldMiddleware(
-            "langchain", client=url, max_tokens=8_000, patience_seconds=patience_seconds
+            "langchain",
+            client=system.nats_url,
+            max_tokens=8_000,
+            patience_seconds=patience_seconds,
         )
         return create_agent(model, [look], middleware=[middleware], checkpointer=saver)
 
@@ -405,13 +397,12 @@ async def test_a_run_goes_on_when_turnfold_goes_away_in_it_and_the_next_turn_cat
     caught_up = await turn(
         agent(PATIENCE_SECONDS, saver), "Where did you look?", session_id, is_async=True
     )
-    async with turnfold.connect(url) as client:
-        page = await client.session("langchain", session_id).history(after="latest", wait_ms=5_000)
+    stored = await recorded(system, session_id)
 
     assert alone == state[:-1]
     assert len(state) == 6
     assert model.calls[-1] == caught_up[:-1]
-    assert [stored.message["content"] for stored in page.messages] == [
+    assert [body["content"] for body in stored] == [
         "What is there?",
         *["", "hall is empty"],
         *["", "yard is empty"],

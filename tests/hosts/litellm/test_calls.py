@@ -1,7 +1,6 @@
 """Calls of LiteLLM and its router whose provider is sent windows: always valid."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,18 +10,23 @@ from litellm.proxy._types import UserAPIKeyAuth
 from litellm.router import Router
 
 import turnfold
-from tests.hosts.chat import BUDGETS, TURNS, Message, calls, faults, says, size
-from tests.hosts.conftest import RunningSystem
+from tests.hosts.chat import (
+    BUDGETS,
+    NOWHERE,
+    PATIENCE_SECONDS,
+    TURNS,
+    Message,
+    calls,
+    faults,
+    look,
+    says,
+    size,
+)
+from tests.hosts.conftest import RunningSystem, Warned
 from tests.hosts.litellm.provider import Provider, running_provider
 from turnfold.integrations.litellm import TurnfoldCallback
 
-NOWHERE = "nats://127.0.0.1:9"
-PATIENCE_SECONDS = 60
 SYSTEM = {"role": "system", "content": "Be brief."}
-
-
-def look(place: str) -> str:
-    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
 
 
 def use(url: str, *, tokens: int = 8_000) -> None:
@@ -69,9 +73,7 @@ async def turn(
 
 async def recorded(system: RunningSystem, session_id: str) -> list[Message]:
     """Return the stored messages of a session."""
-    async with turnfold.connect(system.nats_url) as client:
-        page = await client.session("litellm", session_id).history(after="latest", wait_ms=5_000)
-    return [stored.message for stored in page.messages]
+    return [stored.message for stored in await system.stored("litellm", session_id)]
 
 
 @pytest.mark.proves("G6")
@@ -159,12 +161,9 @@ async def test_a_call_that_falls_back_to_another_model_records_the_conversation_
     assert sent[0] == SYSTEM
     assert sent[-1] == messages[-1]
     assert size(sent) <= 1_500 * 1.1 < size(messages)
-    async with turnfold.connect(system.nats_url) as client:
-        page = await client.session("litellm", session_id).history(
-            include_retracted=True, after="latest", wait_ms=5_000
-        )
-    assert [stored.message["content"] for stored in page.messages] == texts
-    assert "retracted" not in [stored.state for stored in page.messages]
+    stored = await system.stored("litellm", session_id, include_retracted=True)
+    assert [one.message["content"] for one in stored] == texts
+    assert "retracted" not in [one.state for one in stored]
 
 
 async def fall_back(
@@ -198,11 +197,8 @@ async def test_marks_of_caches_may_move_without_a_change_of_the_session(
         messages[-1]["content"][0]["cache_control"] = {"type": "ephemeral"}
         await asked("sdk", provider, messages, session_id)
 
-    async with turnfold.connect(system.nats_url) as client:
-        page = await client.session("litellm", session_id).history(
-            include_retracted=True, after="latest", wait_ms=5_000
-        )
-    assert [stored.state for stored in page.messages] == ["live"] * 3
+    stored = await system.stored("litellm", session_id, include_retracted=True)
+    assert [one.state for one in stored] == ["live"] * 3
     assert provider.asked[-1] == messages
 
 
@@ -258,15 +254,14 @@ async def test_a_call_without_a_session_is_sent_as_it_came(
 
 @pytest.mark.parametrize("session_id", ["user-42", "x" * 300])
 async def test_without_turnfold_the_provider_gets_all_messages(
-    provider: Provider, caplog: pytest.LogCaptureFixture, session_id: str
+    provider: Provider, warned: Warned, session_id: str
 ) -> None:
     use(NOWHERE)
     messages: list[Any] = [SYSTEM, {"role": "user", "content": "A secret?"}]
 
-    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
-        await asked("sdk", provider, messages, session_id)
+    await asked("sdk", provider, messages, session_id)
 
     assert provider.asked == [messages]
-    [warning] = [one for one in caplog.records if one.name == "turnfold.integrations"]
-    assert "the model gets the whole list" in warning.getMessage()
-    assert "secret" not in warning.getMessage()
+    [warning] = warned()
+    assert "the model gets the whole list" in warning
+    assert "secret" not in warning

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
-from tests.hosts.chat import BUDGETS, TURNS, calls, faults, says, size
+from tests.hosts.chat import BUDGETS, TURNS, calls, faults, look, says, size
 from tests.hosts.conftest import RunningSystem
 from tests.ports import free_port
 from turnfold.client import Session, connect
@@ -288,10 +288,6 @@ async def test_two_hundred_turns_with_parallel_calls_break_no_pair_at_any_budget
 
     assert broken == []
     assert all(budget / 2 < largest[budget] <= budget * 1.1 for budget in BUDGETS)
-
-
-def look(place: str) -> str:
-    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
 
 
 @pytest.mark.proves("G7")

@@ -9,17 +9,12 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 from openai.types.responses import ResponseReasoningItem
 
 import turnfold
-from tests.hosts.chat import BUDGETS, TURNS, size
+from tests.hosts.chat import BUDGETS, TURNS, look, size
 from tests.hosts.conftest import RestartableSystem, RunningSystem
 from tests.hosts.openai_agents.items import faults
 from turnfold.integrations.openai_agents import TurnfoldSession
 
 METHODS = ("run", "run_sync", "run_streamed")
-
-
-def look(place: str) -> str:
-    """Look at a place."""
-    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
 
 
 LOOK = function_tool(look)

@@ -10,7 +10,6 @@ import pytest
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.proxy.conftest import Start
 from tests.provider import ProviderReply, ProviderRequest, chunks, completion, sse
-from turnfold.client import connect
 
 Json = dict[str, Any]
 KEY = "sk-quokka"
@@ -18,10 +17,7 @@ KEY = "sk-quokka"
 
 async def stored(system: RunningSystem, session_id: str) -> list[Any]:
     """The roles of a session."""
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session("proxy", session_id)
-        await session.history(newest=1, after="latest", wait_ms=5_000)
-        return [one.message["role"] async for one in session.originals()]
+    return [one.message["role"] for one in await system.stored("proxy", session_id)]
 
 
 def openai_reply(request: ProviderRequest) -> ProviderReply:

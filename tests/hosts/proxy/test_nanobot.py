@@ -77,9 +77,7 @@ async def test_forty_turns_on_a_small_model_keep_its_own_session_whole(
         requests = provider.requests
     async with connect(system.nats_url, environ={}) as client:
         sessions = [one async for one in client.sessions("proxy", prefix="proxy-")]
-        kept = client.session("proxy", sessions[0])
-        await kept.history(newest=1, after="latest", wait_ms=5_000)
-        roles = [one.message["role"] async for one in kept.originals()]
+    roles = [one.message["role"] for one in await system.stored("proxy", sessions[0])]
     own = own_session(tmp_path)
 
     assert [one[:17] for one in answers] == ["It is in the file"] * TURNS

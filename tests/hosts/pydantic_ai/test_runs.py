@@ -1,7 +1,6 @@
 """Agents of Pydantic AI whose models see windows: always valid, and the history keeps everything."""
 
 import asyncio
-import logging
 from typing import Any
 
 import pytest
@@ -19,20 +18,12 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-import turnfold
-from tests.hosts.chat import BUDGETS, TURNS
-from tests.hosts.conftest import RestartableSystem, RunningSystem
+from tests.hosts.chat import BUDGETS, NOWHERE, PATIENCE_SECONDS, TURNS, look
+from tests.hosts.conftest import RestartableSystem, RunningSystem, Warned
 from tests.hosts.pydantic_ai.models import Script, contents, faults, looks, says, size, texts
 from turnfold.integrations.pydantic_ai import TurnfoldCapability
 
-NOWHERE = "nats://127.0.0.1:9"
-PATIENCE_SECONDS = 60
 METHODS = ("run", "run_sync", "run_stream", "iter")
-
-
-def look(place: str) -> str:
-    """Look at a place."""
-    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
 
 
 def agent_of(script: Script, url: str, *, tokens: int = 8_000, **options: Any) -> Any:
@@ -85,9 +76,7 @@ def _run_in_thread(agent: Any, text: str, options: dict[str, Any]) -> Any:
 
 async def recorded(system: RunningSystem, session_id: str) -> list[dict[str, Any]]:
     """Return the stored messages of a session."""
-    async with turnfold.connect(system.nats_url) as client:
-        page = await client.session("pydantic", session_id).history(after="latest", wait_ms=5_000)
-    return [stored.message for stored in page.messages]
+    return [stored.message for stored in await system.stored("pydantic", session_id)]
 
 
 @pytest.mark.proves("G5")
@@ -262,17 +251,16 @@ async def test_histories_of_all_kinds_become_valid_input(
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_without_turnfold_the_model_gets_the_history(
-    session_id: str, caplog: pytest.LogCaptureFixture, method: str
+    session_id: str, warned: Warned, method: str
 ) -> None:
     script = Script([looks("one", "hall"), says("Fine.")])
 
-    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
-        history = await turn(agent_of(script, NOWHERE), method, "A secret?", session_id, [])
+    history = await turn(agent_of(script, NOWHERE), method, "A secret?", session_id, [])
 
     assert script.calls[-1] == history[:-1]
-    [warning] = [one for one in caplog.records if one.name == "turnfold.integrations"]
-    assert "the model gets the whole list" in warning.getMessage()
-    assert "secret" not in warning.getMessage()
+    [warning] = warned()
+    assert "the model gets the whole list" in warning
+    assert "secret" not in warning
 
 
 @pytest.mark.proves("G5")

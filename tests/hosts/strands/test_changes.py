@@ -47,11 +47,8 @@ async def recorded(
     system: RunningSystem, session_id: str, *, include_retracted: bool = False
 ) -> list[str]:
     """Return the text of each message; of a call, its arguments."""
-    async with connect(system.nats_url, environ={}) as client:
-        page = await client.session("strands", session_id).history(
-            newest=99, include_retracted=include_retracted, after="latest", wait_ms=5_000
-        )
-    messages = [one.message for one in page.messages]
+    stored = await system.stored("strands", session_id, include_retracted=include_retracted)
+    messages = [one.message for one in stored]
     return [one["content"] or one["tool_calls"][0]["function"]["arguments"] for one in messages]
 
 

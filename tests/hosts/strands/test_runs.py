@@ -1,6 +1,5 @@
 """Agents of Strands whose messages are windows: always valid, and no message is lost."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -8,13 +7,11 @@ from pydantic import BaseModel
 from strands import Agent, tool
 from strands.types.exceptions import ContextWindowOverflowException
 
-from tests.hosts.chat import BUDGETS, TURNS
-from tests.hosts.conftest import RunningSystem
+from tests.hosts.chat import BUDGETS, NOWHERE, TURNS, look
+from tests.hosts.conftest import RunningSystem, Warned
 from tests.hosts.strands.models import ScriptedModel, calls, faults, says, size
 from turnfold.client import connect
 from turnfold.integrations.strands import TurnfoldConversationManager
-
-NOWHERE = "nats://127.0.0.1:9"
 
 
 class Place(BaseModel):
@@ -23,22 +20,11 @@ class Place(BaseModel):
     name: str
 
 
-@tool  # type: ignore[untyped-decorator]
-def look(place: str) -> str:
-    """Look at a place."""
-    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
-
-
 def agent_of(model: ScriptedModel, session_id: str, url: str, *, tokens: int = 8_000) -> Any:
     manager = TurnfoldConversationManager("strands", session_id, client=url, max_tokens=tokens)
-    return Agent(model=model, tools=[look], conversation_manager=manager, callback_handler=None)
-
-
-async def recorded(system: RunningSystem, session_id: str) -> list[dict[str, Any]]:
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session("strands", session_id)
-        await session.history(newest=1, after="latest", wait_ms=5_000)
-        return [stored.message async for stored in session.originals()]
+    return Agent(
+        model=model, tools=[tool(look)], conversation_manager=manager, callback_handler=None
+    )
 
 
 async def test_a_run_with_parallel_calls_goes_on_in_the_next_program(
@@ -55,7 +41,7 @@ async def test_a_run_with_parallel_calls_goes_on_in_the_next_program(
     assert faults(call) == []
     assert [one["content"] for one in call[:-1]] == [one["content"] for one in state]
     assert call[-1]["content"] == [{"text": "Where did you look?"}]
-    roles = [one["role"] for one in await recorded(system, session_id)]
+    roles = [one.message["role"] for one in await system.stored("strands", session_id)]
     assert roles == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
 
 
@@ -72,11 +58,9 @@ async def test_a_prompt_for_structured_output_is_no_request_of_a_person(
     await agent.invoke_async("Is it there?")
 
     assert result.structured_output == Place(name="yard")
-    async with connect(system.nats_url, environ={}) as client:
-        session = client.session("strands", session_id)
-        await session.history(newest=1, after="latest", wait_ms=5_000)
-        stored = [one async for one in session.originals() if one.message["role"] == "user"]
-    assert [one.is_meta for one in stored] == [False, True, False]
+    stored = await system.stored("strands", session_id)
+    of_user = [one for one in stored if one.message["role"] == "user"]
+    assert [one.is_meta for one in of_user] == [False, True, False]
 
 
 @pytest.mark.timeout(600)
@@ -94,7 +78,7 @@ async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
 
     assert [fault for call in model.calls for fault in faults(call)] == []
     assert max(map(size, model.calls)) <= budget * 1.1
-    stored = await recorded(system, session_id)
+    stored = [one.message for one in await system.stored("strands", session_id)]
     assert len(stored) == 5 * TURNS
     texts = [one["content"] for one in stored if one["role"] == "user"]
     assert texts == [f"Look again, {number}." for number in range(TURNS)]
@@ -131,15 +115,13 @@ async def test_a_session_of_another_program_leaves_the_messages_as_they_are(
 
 
 def test_without_turnfold_the_messages_stay_and_a_warning_tells_no_text(
-    session_id: str, caplog: pytest.LogCaptureFixture
+    session_id: str, warned: Warned
 ) -> None:
     model = ScriptedModel(calls("one", "hall"), says("Nothing."))
     agent = agent_of(model, session_id, NOWHERE)
 
-    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
-        agent("What is missing?")
+    agent("What is missing?")
 
     assert [len(call) for call in model.calls] == [1, 3]
-    warnings = [one.getMessage() for one in caplog.records if one.name == "turnfold.integrations"]
-    assert warnings
-    assert "missing" not in str(warnings)
+    assert warned()
+    assert "missing" not in str(warned())
