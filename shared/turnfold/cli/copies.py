@@ -33,24 +33,15 @@ def load() -> Iterator[str]:
             yield "migrate"
             for module in SERVICES:
                 importlib.import_module(module)
-            _load_tokenizer()
-            _load_model_windows()
+            from turnfold.model_info.context_windows import installed_windows
+            from turnfold.model_info.tokenizer import load_counter
+
+            # The tables of the tokenizer are only complete after a first count.
+            load_counter()("first")
+            installed_windows().read()
             # Otherwise this process and its copies keep the megabytes that loading has freed.
             trim_memory()
             gc.freeze()
             yield from ("worker", "query", "proxy")
     finally:
         gc.enable()
-
-
-def _load_tokenizer() -> None:
-    """Load the tokenizer, whose tables are only complete after a first count."""
-    from turnfold.model_info.tokenizer import load_counter
-
-    load_counter()("first")
-
-
-def _load_model_windows() -> None:
-    from turnfold.model_info.context_windows import installed_windows
-
-    installed_windows().read()
