@@ -146,7 +146,7 @@ async def test_a_stranger_is_asked_for_a_token_and_sees_nothing(
         async with watched.page.expect_response("**/sign-in") as refused:
             await watched.page.click("button:has-text('Sign in')")
         assert (await refused.value).status == 403
-        assert "no token of this installation" in await watched.text()
+        assert "This token is not valid" in await watched.text()
         watched.faults.clear()  # the browser tells of the status
 
 
@@ -498,7 +498,7 @@ async def test_an_operator_has_a_summary_written_anew_and_undoes_a_compaction(
     async with visiting(browser, site.open_url) as watched:
         page = watched.page
         await watched.open(f"{OWN}/versions")
-        await page.click("a:has-text('Write anew…')")
+        await page.click("a:has-text('Regenerate…')")
         assert "Recorded as\nlocal" in await watched.text()
         await page.click("button:has-text('Write a new version')")
         await page.wait_for_selector("[role=status]:has-text('A job was opened')")

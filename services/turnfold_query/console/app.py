@@ -129,7 +129,7 @@ class _Pages:
                     "error.html",
                     status=403,
                     title="Unknown host name",
-                    message="Nobody needs a token here, so the console answers only under"
+                    message="Without tokens, the console answers only under"
                     " localhost or a loopback address.",
                 )
             try:

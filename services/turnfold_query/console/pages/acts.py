@@ -50,7 +50,7 @@ async def ask_regenerate(view: PageView) -> Response:
     view.check_operator()
     counts = await view.get_session()
     return await view.question(
-        title="Write the summary anew",
+        title="Regenerate the summary",
         sentences=[
             (
                 "A worker writes a new version from the original messages, with the model and the"

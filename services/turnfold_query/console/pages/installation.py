@@ -100,7 +100,7 @@ async def costs(view: PageView) -> Response:
 
 
 async def campaigns(view: PageView) -> Response:
-    """Show the campaigns that write many summaries anew, and how far they are."""
+    """Show the campaigns that regenerate many summaries, and their progress."""
     listed = await view.visitor.api.get("/v1/campaigns", limit=CAMPAIGNS)
     return view.page("campaigns.html", campaigns=listed["campaigns"], most=CAMPAIGNS)
 

@@ -29,10 +29,10 @@ MOST_BUDGET = 200_000
 FORMS = {
     "whole": "As published: it fits.",
     "cut": "Shortened, so that more messages fit the budget.",
-    "line": "One line stands for this result, because newer messages need the room.",
-    "mended": "Written anew, so that providers accept it.",
-    "stand_in": "Stands for the result of a call that has none, because providers require one.",
-    "summary": "The summary in force, which stands for what it covers.",
+    "line": "One line replaces this result, because newer messages need the room.",
+    "mended": "Rewritten, so that providers accept it.",
+    "stand_in": "Replaces a missing result, because providers require one for each call.",
+    "summary": "The summary in force, in place of the messages that it covers.",
     "digest": "A short text about messages that are neither shown nor summarized yet.",
     "recall": "Quotes earlier messages that share words with the newest request.",
 }
@@ -190,7 +190,7 @@ CHANGES = {
 """The meaning of each change of a message between two windows."""
 _FOLDED = {
     "covered": "a summary covers it.",
-    "pending": "evicted, and a digest tells of it.",
+    "pending": "evicted, and described by a digest.",
     "live": "newer messages take the budget.",
 }
 
@@ -301,7 +301,7 @@ def _form_of(
     if entry["state"] == "covered":
         return "covered", "The summary in force covers it."
     if entry["state"] == "pending":
-        return "digest", "Evicted; a digest tells of it until a summary covers it."
+        return "digest", "Evicted; a digest describes it until a summary covers it."
     return "folded", "Left out: newer messages take the budget. A larger budget shows it."
 
 
