@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from turnfold.core.eviction.budgets import Budgets, read_budgets
-from turnfold.core.eviction.limits import read_limits
+from turnfold.core.eviction.reported_limits import read_limits
 from turnfold.core.history.as_of import AsOf
 from turnfold.core.history.audit_chain import ChainEnd
 from turnfold.core.policy.overrides import PolicyOverrides

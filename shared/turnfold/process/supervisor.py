@@ -10,14 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from turnfold.errors import StartError
-from turnfold.process.child import (
-    ChildHandle,
-    ProcessSpec,
-    SupervisedProcess,
-    execute,
-    fork,
-    reap_others,
-)
 from turnfold.process.child_process import TURNFOLD
 from turnfold.process.directory import DataDirectory
 from turnfold.process.forked_process import ForkClient, can_fork
@@ -31,6 +23,14 @@ from turnfold.process.nats_server import (
     write_config,
 )
 from turnfold.process.ready import ANNOUNCE
+from turnfold.process.supervised_process import (
+    ChildHandle,
+    ProcessSpec,
+    SupervisedProcess,
+    execute,
+    fork,
+    reap_others,
+)
 from turnfold.process.tasks import at_most, cancel_and_wait, stop_signals, unless
 from turnfold.process.tcp_ports import reserved_port
 from turnfold.settings import http_url

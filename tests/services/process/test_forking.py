@@ -11,7 +11,7 @@ import pytest
 PARENT = """
 import asyncio, atexit, contextlib, json, os, signal, socket, subprocess, sys, threading
 from pathlib import Path
-from turnfold.process.child import ProcessSpec, SupervisedProcess, fork
+from turnfold.process.supervised_process import ProcessSpec, SupervisedProcess, fork
 from turnfold.process.forked_process import ForkClient, fork_client
 from turnfold.process.forking import ForkServer
 

@@ -19,7 +19,7 @@ WITHOUT_TEXTS = {
     "turnfold_query/asyncapi.py": "the description",
     "contracts/events.py": "ids as tokens of a subject",
     "core/eviction/budgets.py": "numbers",
-    "core/eviction/limits.py": "numbers by model",
+    "core/eviction/reported_limits.py": "numbers by model",
     "core/policy/meta.py": "beginnings that policies name",
     "core/text/caches.py": "the decorator itself",
     "model_info/context_windows.py": "sizes of models",

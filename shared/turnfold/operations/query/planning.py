@@ -12,7 +12,7 @@ from turnfold.contracts.requests import (
     ContextRequest,
 )
 from turnfold.core.eviction.budgets import is_hint_due
-from turnfold.core.eviction.limits import limited_window
+from turnfold.core.eviction.reported_limits import limited_window
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.recall.block import RecallBlock
 from turnfold.core.window.builder import WindowBuilder

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.eviction.budgets import Budgets, read_budgets
-from turnfold.core.eviction.limits import read_limits
+from turnfold.core.eviction.reported_limits import read_limits
 from turnfold.core.eviction.triggers import SessionLoad, idle_at_ms
 from turnfold.core.eviction.usage import UsageState
 from turnfold.core.history.audit_chain import SEALED_FIELDS, WORKER, seal

@@ -20,7 +20,7 @@ from turnfold.core.eviction.budgets import (
     without_forgotten,
 )
 from turnfold.core.eviction.choose import first_eviction
-from turnfold.core.eviction.limits import LimitedModel, WindowChanges, limited_window
+from turnfold.core.eviction.reported_limits import LimitedModel, WindowChanges, limited_window
 from turnfold.core.eviction.triggers import (
     FiredTrigger,
     Trigger,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import bindparam, func, literal_column, select
 
-from turnfold.core.eviction.limits import (
+from turnfold.core.eviction.reported_limits import (
     LimitReport,
     ModelCall,
     WindowChanges,

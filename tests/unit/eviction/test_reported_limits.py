@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from turnfold.core.eviction.limits import (
+from turnfold.core.eviction.reported_limits import (
     LIMIT_AT_LEAST,
     MODELS_AT_MOST,
     LimitedModel,
