@@ -121,6 +121,20 @@ def anchors(page: Path) -> Iterator[str]:
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def test_the_members_of_classes_that_contributors_are_led_to_are_there() -> None:
+    guide = FENCE.sub("", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    modules = [
+        path.read_text(encoding="utf-8")
+        for folder in ("shared", "services")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+
+    for name, member in re.findall(r"`([A-Z]\w+)\.(\w+)`", guide):
+        of_class = [text for text in modules if re.search(rf"^class {name}\b", text, re.MULTILINE)]
+        is_member = re.compile(rf"def {member}\b|\b{member}(?::| =)")
+        assert any(map(is_member.search, of_class)), f"{name}.{member}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_can_be_pasted_into_a_shell_that_reads_comments_as_arguments(page: Path) -> None:
     """Zsh does so unless told otherwise: `keys token support  # for one agent` names six agents."""
