@@ -121,6 +121,19 @@ def anchors(page: Path) -> Iterator[str]:
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_modules_that_contributors_are_led_to_are_there(page: str) -> None:
+    text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    modules = [
+        path.as_posix()
+        for folder in ("shared", "services", "migrations", "tests", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+
+    for named in re.findall(r"`([\w/]+\.py)`", text):
+        assert any(module.endswith(f"/{named}") for module in modules), named
+
+
 def test_the_members_of_classes_that_contributors_are_led_to_are_there() -> None:
     guide = FENCE.sub("", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     modules = [
