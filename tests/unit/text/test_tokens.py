@@ -104,6 +104,17 @@ def test_media_beside_the_content_have_the_price_of_media(
     assert measured.tokens == count_message(plain, count).tokens + 300
 
 
+@pytest.mark.proves("T2", "L6")
+def test_a_transcript_costs_what_it_has_beside_its_audio(count: Count) -> None:
+    """Formats without speech show it."""
+    silent: dict[str, Any] = {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
+    spoken = {**silent, "audio": {"id": "audio_1", "transcript": NOISE}}
+
+    measured = count_message(spoken, count)
+
+    assert measured.tokens == count_message(silent, count).tokens + count(NOISE)
+
+
 @pytest.mark.proves("T2", "G1")
 def test_what_no_model_reads_costs_nothing(count: Count) -> None:
     plain = {"role": "tool", "tool_call_id": "call_1", "content": "42"}

@@ -11,7 +11,13 @@ from turnfold.contracts.strict_json import STRICT
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.fitting import longest
 from turnfold.core.text.json_text import is_encodable, json_text
-from turnfold.core.text.tokens import MEDIA_PARTS, TEXT_PARTS, text_of, token_upper_bound
+from turnfold.core.text.tokens import (
+    MEDIA_PARTS,
+    TEXT_PARTS,
+    text_of,
+    token_upper_bound,
+    transcript_of,
+)
 from turnfold.errors import BadEvent
 from turnfold.messages import Ids, MessageId, ToolCall
 
@@ -98,7 +104,9 @@ def answer_blocks(
     ]
     # `function_call`, the predecessor of `tool_calls`, has no id for a result to refer to.
     old_call = body.get("function_call") or ""
-    texts = (body.get("refusal"), old_call if isinstance(old_call, str) else json_text(old_call))
+    said = "" if text_of(body) else transcript_of(body.get("audio"))
+    called = old_call if isinstance(old_call, str) else json_text(old_call)
+    texts = (body.get("refusal"), said, called)
     blocks.extend(
         text_block(text.rstrip()) for text in texts if isinstance(text, str) and text.strip()
     )

@@ -19,7 +19,7 @@ from turnfold.core.shapes.views import (
 )
 from turnfold.core.text.calls import call_entries, chat_call
 from turnfold.core.text.json_text import compact
-from turnfold.core.text.tokens import is_media
+from turnfold.core.text.tokens import is_media, text_of, transcript_of
 from turnfold.messages import Element
 
 REASONING: Final = "reasoning"
@@ -281,6 +281,8 @@ def _answer_texts(message: Mapping[str, Any]) -> Iterator[str]:
         yield from map(_said, content if isinstance(content, list) else [content])
     if refusal and isinstance(refusal, str):
         yield refusal
+    if not text_of(message) and (transcript := transcript_of(message.get("audio"))):
+        yield transcript
 
 
 def output_of(message: Mapping[str, Any], call_kind: str) -> dict[str, Any]:

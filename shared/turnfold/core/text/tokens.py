@@ -24,6 +24,7 @@ __all__ = [
     "spoken_text",
     "text_of",
     "token_upper_bound",
+    "transcript_of",
 ]
 
 MESSAGE_TOKENS: Final = 4
@@ -170,9 +171,16 @@ def spoken_text(body: Mapping[str, Any]) -> str:
 def _texts_elsewhere(body: Mapping[str, Any]) -> Iterator[str]:
     content = body.get("content")
     for part in (*(content if isinstance(content, list) else ()), body, body.get("audio")):
-        if isinstance(part, Mapping):
-            said = (part.get("refusal"), part.get("transcript"))
-            yield from (text for text in said if isinstance(text, str) and text)
+        if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):
+            yield part["refusal"]
+        if transcript := transcript_of(part):
+            yield transcript
+
+
+def transcript_of(audio: object) -> str:
+    """Return the transcript of speech; empty if there is none."""
+    text = audio.get("transcript") if isinstance(audio, Mapping) else None
+    return text if isinstance(text, str) else ""
 
 
 def lines_of(text: str) -> int:
@@ -301,7 +309,9 @@ def _field(key: str, value: object, count: Count, image_tokens: int) -> int:
     if not value:
         return 0
     if key in MEDIA_PARTS:
-        return image_tokens
+        # APIs without speech are given what was said.
+        transcript = transcript_of(value)
+        return image_tokens + (count(transcript) if transcript else 0)
     if isinstance(value, list) and any(map(is_media, value)):
         return _parts(value, count, image_tokens)
     return count(_text_or_json(value))

@@ -20,6 +20,7 @@ from turnfold.core.window.rendering.anthropic import (
 )
 from turnfold.core.window.window import WindowRequest
 from turnfold.errors import CannotFit
+from turnfold.shapes import responses_from_chat
 
 Json = dict[str, Any]
 
@@ -392,6 +393,19 @@ def test_what_may_not_be_sent_in_this_shape_is_said_in_words(
     messages: list[Json], fault: str
 ) -> None:
     assert any(fault in found for found in anthropic_faults(messages))
+
+
+@pytest.mark.proves("W1", "L7")
+@pytest.mark.parametrize("content", [None, "", "In Ghent."])
+def test_a_spoken_answer_is_its_transcript(content: str | None) -> None:
+    audio = {"id": "audio_1", "transcript": "In Ghent."}
+    spoken: Json = {"role": "assistant", "content": content, "audio": audio}
+
+    _, answered = messages_of(user("Where?"), spoken)
+    (item,) = responses_from_chat([spoken])
+
+    assert answered["content"] == [text("In Ghent.")]
+    assert item["content"] == "In Ghent."
 
 
 @pytest.mark.parametrize(
