@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Any, Final, Literal, Protocol
 
 from turnfold.contracts.strict_json import STRICT
+from turnfold.core.shapes.anthropic import is_thinking
 from turnfold.errors import BadEvent
 from turnfold.messages import SYSTEM_ROLES
 
@@ -188,13 +189,17 @@ def without_nulls(value: Any) -> Any:
 
 
 def content_identity(content: Any) -> Any:
-    """Return the content of an element: a text, stripped, or the parts that are no plain text."""
+    """Return the content of an element: a text, stripped, or the parts that are no plain text.
+
+    Thoughts, which some models write into the content, are left out: clients may drop them.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
         return content.strip()
     if not isinstance(content, list):
         return content
+    content = [part for part in content if not is_thinking(part)]
     texts = [
         part["text"]
         for part in content

@@ -80,6 +80,17 @@ def test_a_client_may_write_fields_that_are_null_within_what_a_provider_ran(
     assert api.identity(one) == api.identity(other)
 
 
+def test_thoughts_in_the_content_of_an_answer_are_not_compared() -> None:
+    """Some models stream them as parts and then the text as text; clients may drop them."""
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+    text = {"type": "text", "text": "In Ghent."}
+    answers = ["In Ghent.", [text], [thought, text], [thought, thought, text]]
+
+    told = [ChatApi().identity({"role": "assistant", "content": said}) for said in answers]
+
+    assert told == [told[0]] * 4
+
+
 @pytest.mark.proves("G10")
 @pytest.mark.parametrize("limits", [{}, {"max_completion_tokens": None}])
 def test_a_limit_of_the_answer_counts_beside_one_that_is_null(limits: dict[str, None]) -> None:
