@@ -124,6 +124,13 @@ def test_modified_wins_over_read_and_is_carried_over_versions() -> None:
         ("bash", '{"command": "python -c \'\\nif x > 0.5:\\n    pass\'"}', []),
         ("bash", '{"command": "sed -i s/main-new/main/g x.ts"}', [("x.ts", "modified")]),
         ("apply_patch", '{"input": "*** Update File: src/q.py\\n@@"}', [("src/q.py", "modified")]),
+        ("shell", '{"command": ["bash", "-lc", "cat src/y.py"]}', [("src/y.py", "read")]),
+        ("shell", '{"command": ["rm", "old.txt"]}', [("old.txt", "modified")]),
+        (
+            "shell",
+            '{"commands": ["cat a.txt", "touch b.txt"]}',
+            [("a.txt", "read"), ("b.txt", "modified")],
+        ),
         ("search_direct_flight", '{"origin": "JFK"}', []),
         ("read", "not json", []),
     ],
@@ -145,11 +152,13 @@ def test_commands_that_only_look_around_are_not_told() -> None:
                 1,
                 ("bash", '{"command": "cd /w && ls -la | grep \\"a|b\\" && npm test"}'),
                 ("bash", '{"command": "cat x.py"}'),
+                ("shell", '{"command": ["bash", "-lc", "cat y.py"]}'),
+                ("shell", '{"command": ["make", "all"]}'),
             )
         ]
     )
 
-    assert [action.text for action in done] == ["npm test"]
+    assert [action.text for action in done] == ["npm test", "make all"]
 
 
 def test_an_action_says_whether_it_was_a_command() -> None:
@@ -187,7 +196,8 @@ def test_an_east_asian_question_ends_with_any_of_its_marks(sentence: str) -> Non
 @pytest.mark.parametrize("name", ["command", "cmd", "input"])
 def test_a_shell_runs_what_stands_in_any_of_the_usual_arguments(name: str) -> None:
     assert shell_command("Bash", {name: "ls -la"}) == "ls -la"
-    assert shell_command("Bash", {name: ["ls", "-la"]}) is None
+    assert shell_command("Bash", {name: ["ls", "-la"]}) == "ls -la"
+    assert shell_command("Bash", {name: {"ls": "-la"}}) is None
     assert shell_command("read_file", {name: "ls -la"}) is None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.text.caches import cached_text
-from turnfold.core.text.calls import INPUT, arguments_of, call_entries, called_tool
+from turnfold.core.text.calls import arguments_of, call_entries, called_tool, command_of
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import SYSTEM_ROLES, Message, Priority, UnrankedMessage
 
@@ -242,19 +242,8 @@ def _command(arguments: object) -> str:
             return ""
     if not isinstance(arguments, Mapping):
         return ""
-    command = arguments.get("command", arguments.get("cmd", arguments.get(INPUT)))
-    if isinstance(command, list):
-        command = _command_line(command)
+    command = command_of(arguments)
     return command if isinstance(command, str) and len(command) <= READ_CHARACTERS else ""
-
-
-def _command_line(words: Sequence[Any]) -> Any:
-    """Return the words of a command as one line."""
-    # As in ["bash", "-lc", "ls"], where the last word alone is the command line.
-    option = words[1] if len(words) > 2 else None
-    if isinstance(option, str) and option.startswith("-") and option.endswith("c"):
-        return words[-1]
-    return " ".join(word for word in words if isinstance(word, str))
 
 
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import Source
+from turnfold.core.text.calls import command_line
 from turnfold.core.text.defuse import defused
 from turnfold.core.text.lines import clip, clip_path, printable
 from turnfold.core.text.tokens import Count
@@ -33,6 +34,9 @@ _TARGET, _ID, _TEXT = (
     )
 )
 """Arguments that identify a call, the best first: a path or command, an id, any text."""
+_COMMAND = re.compile(r'"(?:cmd|command(s?))"\s*:\s*\[((?>(?:[^"\]]|"(?>(?:[^"\\]|\\.)*)"?)*))')
+"""A command as a list of words, or several commands."""
+_WORDS = re.compile(r'"((?>(?:[^"\\]|\\.)*))"?')
 _VALUES = re.compile(r'"((?>(?:[^"\\]|\\.)*))"(\s*:)?|(-?\d+(?:\.\d+)?)')
 """The strings of a JSON text, with a colon after keys, and its numbers."""
 _READ_CHARACTERS = 400
@@ -141,6 +145,9 @@ def main_arguments(arguments: str, path: str | None = None) -> str:
     differ only in a date. `path` is the file that the call names, even beyond the part of long
     arguments that is read.
     """
+    listed = _COMMAND.search(arguments, 0, _READ_CHARACTERS)
+    if listed and (words := [_text(word) for word in _WORDS.findall(listed[2])]):
+        return clip("; ".join(words) if listed[1] else command_line(words), _VALUE_CHARACTERS)
     for names in (_TARGET, _ID, _TEXT):
         if match := names.search(arguments, 0, _READ_CHARACTERS):
             # If the reading ended within the text, its true end is unknown.
@@ -164,12 +171,16 @@ def _short_values(arguments: str) -> Iterator[str]:
 
 
 def _value(quoted: str, *, is_whole: bool = True) -> str:
+    shorten = clip_path if is_whole else clip
+    return shorten(_text(quoted), _VALUE_CHARACTERS)
+
+
+def _text(quoted: str) -> str:
     try:
         text = json.loads(f'"{quoted}"')
     except ValueError:  # irregular JSON, as models write it
         text = quoted
-    shorten = clip_path if is_whole else clip
-    return shorten(printable(text), _VALUE_CHARACTERS)
+    return printable(text)
 
 
 def _newest_within(lines: list[str], size: int) -> list[str]:

@@ -94,6 +94,24 @@ def has_pairable_calls(body: Mapping[str, Any]) -> bool:
     )
 
 
+def command_of(arguments: Mapping[str, Any]) -> Any:
+    """Return the command in the arguments of a shell, as one text if it is a list."""
+    commands = arguments.get("commands")
+    if isinstance(commands, list):
+        return "\n".join(one for one in commands if isinstance(one, str))
+    command = arguments.get("command", arguments.get("cmd", arguments.get(INPUT)))
+    return command_line(command) if isinstance(command, list) else command
+
+
+def command_line(words: Sequence[Any]) -> Any:
+    """Return the words of a command as one line."""
+    # As in ["bash", "-lc", "ls"], where the last word alone is the command line.
+    option = words[1] if len(words) > 2 else None
+    if isinstance(option, str) and option.startswith("-") and option.endswith("c"):
+        return words[-1]
+    return " ".join(word for word in words if isinstance(word, str))
+
+
 def shorten_arguments(entry: Mapping[str, Any], shorten: Callable[[object], str]) -> None:
     """Replace the arguments of a call in place by what `shorten` returns, the JSON of an object."""
     arguments = shorten(arguments_of(entry))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from turnfold.core.text.calls import INPUT
+from turnfold.core.text.calls import INPUT, command_of
 from turnfold.core.text.lines import clip, printable, printable_json, whole_words
 
 MAX_DEPTH_SHOWN: Final = 8
@@ -66,8 +66,8 @@ def shell_command(tool: str, parsed: Mapping[str, Any]) -> str | None:
     `tool` is the short name of the tool.
     """
     is_shell = tool.lower() in _SHELL_TOOLS
-    command = parsed.get("command", parsed.get("cmd", parsed.get(INPUT)))
-    return command if is_shell and isinstance(command, str) else None
+    command = command_of(parsed) if is_shell else None
+    return command if isinstance(command, str) else None
 
 
 def argument_texts(arguments: str) -> Iterator[tuple[str, str]]:
