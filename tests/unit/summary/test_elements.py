@@ -6,10 +6,12 @@ import pytest
 
 from tests.histories import counter, history
 from tests.shaped import Json, shaped_session
+from turnfold.core.history.gist import calls_told
 from turnfold.core.summary.eviction_digest import digest_eviction, digest_messages
 from turnfold.core.summary.prompt import message_data
 from turnfold.core.summary.source_messages import open_request, sources_of
-from turnfold.messages import EventId, Message, Role
+from turnfold.core.summary.tool_calls.actions import file_changes
+from turnfold.messages import EventId, Message, Priority, Role
 
 
 def turn(number: int) -> list[Json]:
@@ -37,6 +39,36 @@ def test_a_summarizer_reads_a_response_as_one_message() -> None:
     assert len(sources[1].calls) == 8
     assert {source.tool_name for source in sources[2:]} == {"read"}
     assert "secret plan" not in json.dumps(sources)
+
+
+@pytest.mark.proves("G1", "I4", "S6", "W10")
+@pytest.mark.parametrize(
+    ("call", "told", "file", "priority"),
+    [
+        (
+            {"type": "apply_patch_call", "operation": {"type": "update_file", "path": "src/a.py"}},
+            "apply_patch(src/a.py)", ("src/a.py", "modified"), Priority.NORMAL,
+        ),
+        (
+            {"type": "shell_call", "action": {"commands": ["cat src/a.py", "ls"], "timeout_ms": 9}},
+            "shell(cat src/a.py; ls)", ("src/a.py", "read"), Priority.LOW,
+        ),
+        (
+            {"type": "local_shell_call", "action": {"type": "exec", "command": ["cat", "src/a.py"]}},
+            "local_shell(cat src/a.py)", ("src/a.py", "read"), Priority.LOW,
+        ),
+    ],
+)  # fmt: skip
+def test_tools_of_the_provider_are_told_by_their_command_or_their_file(
+    call: Json, told: str, file: tuple[str, str], priority: Priority
+) -> None:
+    session = shaped_session([("responses", [{**call, "call_id": "c1"}])])
+    (message,) = session.stored.messages
+    sources = sources_of([(message, session.bodies[message.position], False)])
+
+    assert [item.text for item in calls_told(message)] == [told]
+    assert [(one.path, one.action) for one in file_changes(None, sources)] == [file]
+    assert message.priority is priority
 
 
 @pytest.mark.proves("G1", "W3")

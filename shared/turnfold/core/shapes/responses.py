@@ -33,6 +33,9 @@ CALL: Final = "_call"
 _FROM_CLIENT: Final = (OUTPUT, "_response", "_reference")
 """The endings of the types of items that are not part of a response."""
 
+_ARGUMENTS: Final = ("action", "operation")
+"""The fields of calls that hold what the tools of OpenAI are to do."""
+
 _FIELDS: Final = frozenset({"id", "type", "status", "created_by", "phase"})
 _MESSAGE_FIELDS: Final = _FIELDS | {"role", "content"}
 _CALL_FIELDS: Final = _FIELDS | {"call_id", "name", "arguments", "input"}
@@ -165,8 +168,14 @@ def _chat_call(item: Item) -> dict[str, Any]:
         return {"id": call_id, "type": "custom", "custom": custom}
     if kind == FUNCTION:
         return chat_call(call_id, item.get("name"), item.get("arguments"))
-    rest = {name: value for name, value in item.items() if name not in _CALL_FIELDS}
-    return chat_call(call_id, kind.removesuffix(CALL), compact(rest))
+    arguments = {name: value for name, value in item.items() if name not in _CALL_FIELDS}
+    for name in _ARGUMENTS:
+        # One level up, where calls of functions have a command or the path of a file.
+        inner = arguments.get(name)
+        if isinstance(inner, Mapping) and not inner.keys() & arguments.keys():
+            del arguments[name]
+            arguments |= inner
+    return chat_call(call_id, kind.removesuffix(CALL), compact(arguments))
 
 
 def _from_client(item: Item, text: str, index: int) -> ChatView:
