@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
@@ -89,35 +90,21 @@ Fresh = TypeVar("Fresh", bound=FreshRequest)
 Read = TypeVar("Read")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueryDispatcher:
     """Run the operation of each request that reads, from the bus or HTTP, and return its JSON."""
 
-    def __init__(  # noqa: PLR0913  # all parts that answer
-        self,
-        *,
-        windows: WindowStore,
-        histories: HistoryStore,
-        lists: AgentLists,
-        lane: Lane,
-        environment: QueryEnvironment,
-        ingest_signal: query.IngestSignal,
-        newest: NewestLookup,
-        hints: HintSender,
-        metrics: QueryMetrics,
-        request_seconds: float,
-        explain: policy.Explain,
-    ) -> None:
-        self._windows = windows
-        self._histories = histories
-        self._lists = lists
-        self.lane = lane
-        self._environment = environment
-        self._ingest_signal = ingest_signal
-        self._newest = newest
-        self._hints = hints
-        self._metrics = metrics
-        self._seconds = request_seconds
-        self._explain = explain
+    windows: WindowStore
+    histories: HistoryStore
+    lists: AgentLists
+    lane: Lane
+    environment: QueryEnvironment
+    ingest_signal: query.IngestSignal
+    newest: NewestLookup
+    hints: HintSender
+    metrics: QueryMetrics
+    request_seconds: float
+    explain: policy.Explain
 
     async def answer(
         self, name: str, key: SessionKey | AgentId, request: Request, place: Place
@@ -133,7 +120,7 @@ class QueryDispatcher:
         try:
             return await self._answer(name, key, request, place)
         finally:
-            self._metrics.answered(name, time.perf_counter() - began)
+            self.metrics.answered(name, time.perf_counter() - began)
 
     async def _answer(
         self, name: str, key: SessionKey | AgentId, request: Request, place: Place
@@ -146,7 +133,7 @@ class QueryDispatcher:
             raise BadRequest(f"{name} takes an agent and a session")
         is_fresh = None
         if isinstance(request, HistoryRequest) and is_newest(request):
-            newest, reply = await self._newest.beside(
+            newest, reply = await self.newest.beside(
                 key, lambda: self._in_time(self._reply(name, key, request, place))
             )
             if reply is not None:
@@ -161,7 +148,7 @@ class QueryDispatcher:
     async def _in_time(self, reading: Awaitable[Read]) -> Read:
         """Await an operation within the time limit of a request."""
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self.request_seconds):
                 return await reading
         except TimeoutError:
             raise self._too_long() from None
@@ -179,9 +166,9 @@ class QueryDispatcher:
         if isinstance(request, SessionListRequest):
             # A prefix that few sessions have may need a look at all of them.
             place.search()
-            reading = agent_lists.sessions(key, request, lists=self._lists)
+            reading = agent_lists.sessions(key, request, lists=self.lists)
         else:
-            reading = agent_lists.known_events(key, request, lists=self._lists)
+            reading = agent_lists.known_events(key, request, lists=self.lists)
         return json.dumps(await self._in_time(reading)).encode()
 
     async def _reply(self, name: str, key: SessionKey, request: Request, place: Place) -> bytes:
@@ -196,36 +183,38 @@ class QueryDispatcher:
     async def _ingested(self, request: FreshRequest, place: Place) -> bool:
         """Wait for the event that a request names; return whether it is ingested."""
         seq = request.after_seq
-        if not seq or seq <= await self._windows.ingested_to():
+        if not seq or seq <= await self.windows.ingested_to():
             return True
-        await PlacedSignal(self._ingest_signal, place).reached(seq, request.wait_seconds)
+        await PlacedSignal(self.ingest_signal, place).reached(seq, request.wait_seconds)
         # The wait may also have ended by its time limit.
-        return seq <= await self._windows.ingested_to()
+        return seq <= await self.windows.ingested_to()
 
     async def _with_sequence(self, key: SessionKey, request: Fresh) -> Fresh:
         """Replace `latest` by the sequence of the newest event."""
         if request.after != "latest":
             return request
-        return request.model_copy(update={"after": await self._newest.sequence(key)})
+        return request.model_copy(update={"after": await self.newest.sequence(key)})
 
     def _too_long(self) -> Unavailable:
-        message = f"the request took longer than {self._seconds:g} s and was ended; ask for less"
+        message = (
+            f"the request took longer than {self.request_seconds:g} s and was ended; ask for less"
+        )
         return Unavailable(message, retry_after_ms=RETRY_AFTER_MS)
 
     async def _read(self, name: str, key: SessionKey, request: Request) -> str:
         match request:
             case HistoryRequest():
-                return await history.history(key, request, store=self._histories)
+                return await history.history(key, request, store=self.histories)
             case ToolsRequest():
                 return tools.tools_json(request.format)
             case SummaryRequest():
-                return json.dumps(await history.summary(key, request, store=self._histories))
+                return json.dumps(await history.summary(key, request, store=self.histories))
             case AuditRequest():
-                return json.dumps(await history.audit(key, request, store=self._histories))
+                return json.dumps(await history.audit(key, request, store=self.histories))
             case SessionRequest() if name == "summary.list":
-                return json.dumps(await history.summaries(key, request, store=self._histories))
+                return json.dumps(await history.summaries(key, request, store=self.histories))
             case CountsRequest():
-                counts = await history.session(key, request, store=self._histories)
+                counts = await history.session(key, request, store=self.histories)
                 of_policy = {"policy": await self._policy(key)} if request.policy else {}
                 return json.dumps(counts | of_policy)
             case _:
@@ -233,7 +222,7 @@ class QueryDispatcher:
 
     async def _policy(self, key: SessionKey | AgentId) -> dict[str, Any]:
         """Return the policy in force."""
-        return await policy.policy_in_force(key, store=self._histories, explain=self._explain)
+        return await policy.policy_in_force(key, store=self.histories, explain=self.explain)
 
     async def context(self, key: SessionKey, request: ContextRequest, place: Place) -> ContextReply:
         """Return a window; see `turnfold.operations.query.context.context`."""
@@ -243,14 +232,14 @@ class QueryDispatcher:
             if is_newest(request):
                 at_once = request.model_copy(update={"after": None})
                 reading = partial(self._window, key, at_once, place)
-                newest, answer = await self._newest.beside(key, reading)
+                newest, answer = await self.newest.beside(key, reading)
                 request = request.model_copy(update={"after": newest})
             answer = answer or await self._window(key, request, place)
         finally:
-            self._metrics.answered(CONTEXT, time.perf_counter() - began)
-        self._metrics.shown(answer)
+            self.metrics.answered(CONTEXT, time.perf_counter() - began)
+        self.metrics.shown(answer)
         if answer.hint is not None and request.follow_budget:
-            self._hints.add(key, answer.hint)
+            self.hints.add(key, answer.hint)
         return answer
 
     async def _window(self, key: SessionKey, request: ContextRequest, place: Place) -> ContextReply:
@@ -259,15 +248,15 @@ class QueryDispatcher:
         # The past is read from all versions and evictions, which costs as much as a search.
         if request.as_of is not None:
             place.search()
-        ingest_signal = PlacedSignal(self._ingest_signal, place)
+        ingest_signal = PlacedSignal(self.ingest_signal, place)
         try:
-            async with asyncio.timeout(self._seconds + request.wait_seconds):
+            async with asyncio.timeout(self.request_seconds + request.wait_seconds):
                 try:
                     return await query.context(
                         key,
                         request,
-                        store=self._windows,
-                        environment=self._environment,
+                        store=self.windows,
+                        environment=self.environment,
                         ingest_signal=ingest_signal,
                     )
                 except TooLargeHere:
