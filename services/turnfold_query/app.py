@@ -48,7 +48,7 @@ from turnfold_query.handlers import DIRECT, REQUEST_MODELS, QueryDispatcher, Que
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
 from turnfold_query.http.changes import ChangeStreams
-from turnfold_query.http.inspector import Inspector
+from turnfold_query.http.inspections import Inspector
 from turnfold_query.http.service import PROBE_SECONDS
 from turnfold_query.ingest_signal import NatsIngestSignal, follow_notices
 from turnfold_query.lane.parent import Lane

@@ -37,8 +37,7 @@ from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.changes import ChangeStreams, add_changes
 from turnfold_query.http.commands import Forwarder, add_commands
 from turnfold_query.http.description import DescribedApp, refused
-from turnfold_query.http.inspections import add_inspections
-from turnfold_query.http.inspector import Inspector
+from turnfold_query.http.inspections import Inspector, add_inspections
 from turnfold_query.http.lists import add_lists
 from turnfold_query.http.middleware import EncodedPaths, HeadRequests, TracingMiddleware
 from turnfold_query.http.publish import add_publish, reader_of

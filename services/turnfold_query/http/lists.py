@@ -11,7 +11,7 @@ from turnfold.operations.query import dead_letters, history
 from turnfold.ports.admin import DeadLetterStore
 from turnfold.ports.query import HistoryStore
 from turnfold_query.http.description import EVERYWHERE, described
-from turnfold_query.http.inspector import Limit, agents_among
+from turnfold_query.http.inspections import Limit, agents_among
 from turnfold_query.http.responses import json_response
 
 
