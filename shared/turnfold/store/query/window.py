@@ -49,18 +49,16 @@ from turnfold.store.query.as_of import (
     timeline_state,
 )
 from turnfold.store.query.carried import with_carry
-from turnfold.store.query.covered_messages import (
-    covered_calls_as_of,
-    covered_system_as_of,
-    refresh_covered,
-)
 from turnfold.store.query.message_cache import (
     KNOWN,
     READ_INLINE,
     CachedSession,
     append_new,
     arrangement_of,
+    covered_calls_as_of,
+    covered_system_as_of,
     live_messages,
+    refresh_covered,
 )
 from turnfold.store.query.originals import originals_at
 from turnfold.store.query.session_head import (
