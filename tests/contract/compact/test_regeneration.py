@@ -19,7 +19,7 @@ from tests.contract.compact.versions import (
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, retracted, summary, turns
 from turnfold.errors import BadRequest, Conflict, LostLease, UnknownSession
 from turnfold.messages import State
-from turnfold.ports.compact import JobKind, JobStatus
+from turnfold.ports.compact import JobKind, JobStatus, RegenerateOptions
 from turnfold.store.compact.jobs import rows
 
 
@@ -46,6 +46,26 @@ async def test_a_summary_is_written_again_from_the_originals_and_takes_no_force(
     assert (after.summary, after.messages, after.pending) == (before.summary, before.messages, ())
     await promote(stores, 4, over=3)
     assert (await stores.history.versions(KEY))[0] == 4
+
+
+@pytest.mark.proves("X6", "A4")
+async def test_a_session_has_a_hundred_open_regenerations_at_most(stores: Stores) -> None:
+    """X6: each request and each job reads all of them, in a transaction that others wait for."""
+    await three_versions(stores)
+    opened = [await regenerate(stores, prompt=f"task {number}") for number in range(100)]
+
+    with pytest.raises(Conflict, match="100 versions of this session wait to be written"):
+        await regenerate(stores, prompt="another task")
+
+    assert await regenerate(stores, prompt="task 7") == opened[7]
+    begun = await stores.campaigns.begin(
+        None, RegenerateOptions(), at_once=1, installation=stores.installation, now_ms=NOON
+    )
+    for _ in range(2):
+        assert await stores.campaigns.advance(installation=stores.installation, now_ms=NOON) == 0
+    done = await stores.campaigns.progress(begun.campaign_id)
+    assert done is not None
+    assert (done.sessions, done.opened, done.finished_at_ms) == (1, 0, NOON)
 
 
 @pytest.mark.proves("A4", "O9")

@@ -201,7 +201,7 @@ def _advance(
     )
     # The first compaction of a session may have been restored meanwhile.
     still = [session for session in locked if session.version is not None]
-    opened = [
+    opening = [
         open_regeneration(
             SessionChange(connection, session, journal, now_ms),
             wanted,
@@ -210,12 +210,14 @@ def _advance(
         )
         for session in still
     ]
+    # Sessions with too many open ones are passed over.
+    opened = [compaction_id for compaction_id in opening if compaction_id is not None]
     journal.write(connection, locked)
     # An open one with these options may belong to a campaign of other sessions.
     owned = sum(row[0] == campaign_id for row in _OWNERS.rows(connection, opened))
     moved = update(campaigns).where(campaigns.c.campaign_id == campaign_id)
     connection.execute(moved.values(last_sid=chosen[-1], opened=campaigns.c.opened + owned))
-    return len(still)
+    return len(opened)
 
 
 def _progress(connection: Connection, campaign_id: int) -> CampaignProgress:

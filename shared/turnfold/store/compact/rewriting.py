@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
@@ -25,6 +25,9 @@ from turnfold.store.database.schema import compactions, summaries
 from turnfold.store.database.session_rows import SessionChange
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
 from turnfold.store.ingest.open_compactions import change_compactions, delay_after_failure
+
+MOST_REGENERATIONS: Final = 100
+"""The most open regenerations of a session: each request and each job reads them all."""
 
 _evicts_nothing = compactions.c.messages_evicted == literal_column("0")
 # A fold names the span of what it folds, a stand-in what is wanted of it; a plan has neither.
@@ -105,17 +108,20 @@ def open_regeneration(
     installation: Installation,
     *,
     campaign_id: int | None = None,
-) -> int:
+) -> int | None:
     """Open a compaction that writes a version beside the one in force; reuse an open one.
 
-    A campaign takes over one that belongs to no campaign.
+    A campaign takes over one that belongs to no campaign. None if too many are open.
     """
+    opened = _REGENERATIONS.rows(change.connection, change.session.sid)
     # A client that repeats its request after a lost answer gets the same compaction.
-    for known, stored in _REGENERATIONS.rows(change.connection, change.session.sid):
+    for known, stored in opened:
         if wanted_of(stored) == wanted:
             if campaign_id is not None:
                 _TAKE_OVER.run(change.connection, [(campaign_id, known)])
             return int(known)
+    if len(opened) >= MOST_REGENERATIONS:
+        return None
     compaction_id = installation.new_id()
     _open(
         change, compaction_id, Trigger.REGENERATE, change.now_ms, wanted=wanted,

@@ -29,6 +29,7 @@ from turnfold.store.compact.coverage import (
 )
 from turnfold.store.compact.jobs.rows import number_of
 from turnfold.store.compact.rewriting import (
+    MOST_REGENERATIONS,
     end_plans,
     end_regenerations,
     end_rewriting,
@@ -201,6 +202,11 @@ class SqlVersionStore:
             if wanted.from_version is not None:
                 _check_range(connection, change.session, wanted.from_version)
             opened = open_regeneration(change, wanted, installation)
+            if opened is None:
+                raise Conflict(
+                    f"{MOST_REGENERATIONS} versions of this session wait to be written, the most "
+                    "that may; request others when some are written"
+                )
             _done(change)
             return CompactionId(str(opened))
 
