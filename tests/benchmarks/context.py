@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import nats
 from nats.aio.client import Client
@@ -22,7 +21,7 @@ from nats.aio.client import Client
 from tests.benchmarks.figures import RATIO, Figure, Spread, middle
 from tests.benchmarks.floors import Echo, echo
 from tests.benchmarks.system import System, cpu_seconds, system
-from tests.benchmarks.texts import event, headers, question, subject, turn
+from tests.benchmarks.texts import publish, question, turn
 
 SIZES = (100, 10_000, 100_000)
 TURNS = 400
@@ -103,7 +102,7 @@ async def load(one: System, client: Client, session: Session) -> None:
         turns = [turn(random, start + at) for at in range(min(TURNS_PER_EVENT, older - start))]
         seq = await publish(
             stream,
-            session,
+            session.session_id,
             f"{session.session_id}-{number}",
             [message for one_turn in turns for message in one_turn],
         )
@@ -112,23 +111,10 @@ async def load(one: System, client: Client, session: Session) -> None:
         await one.settled()
     random = Random("tail")
     for at in range(TAIL_TURNS):
-        seq = await publish(
-            stream, session, f"{session.session_id}-tail-{at}", turn(random, 10**6 + at)
-        )
+        session_id, messages = session.session_id, turn(random, 10**6 + at)
+        seq = await publish(stream, session_id, f"{session_id}-tail-{at}", messages)
         await one.ingested(seq)
     await one.settled()
-
-
-async def publish(
-    stream: Any, session: Session, event_id: str, messages: Sequence[dict[str, Any]]
-) -> int:
-    """Publish a turn; the sequence it got."""
-    ack = await stream.publish(
-        subject(session.session_id),
-        event(event_id, session.session_id, messages),
-        headers=headers(event_id),
-    )
-    return int(ack.seq)
 
 
 async def ask_in_turns(
@@ -140,7 +126,8 @@ async def ask_in_turns(
     for number in range(WARM_TURNS + TURNS):
         messages = turn(random, 2 * 10**6 + number)
         for session in sessions:
-            seq = await publish(stream, session, f"{session.session_id}-live-{number}", messages)
+            session_id = session.session_id
+            seq = await publish(stream, session_id, f"{session_id}-live-{number}", messages)
             await one.ingested(seq)
             seconds, size = await ask(client, session, after=seq)
             echoed = await bare.seconds(size)

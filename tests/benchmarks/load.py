@@ -23,7 +23,7 @@ from tests.benchmarks.context import ask
 from tests.benchmarks.figures import RATIO, Figure, Spread, middle
 from tests.benchmarks.floors import echo
 from tests.benchmarks.system import System, cpu_seconds, resident_mb, system
-from tests.benchmarks.texts import event, headers, question, subject, turn
+from tests.benchmarks.texts import event, headers, publish, question, subject, turn
 from turnfold.process.tasks import cancel_and_wait
 
 SESSIONS = 200
@@ -99,15 +99,11 @@ async def fill(one: System, client: Client) -> int:
     stream = client.jetstream(timeout=30)
     random, seq = Random("load"), 0
     for number in range(TURNS):
-        acks = [
-            stream.publish(
-                subject(f"l{at}"),
-                event(f"{number}-{at}", f"l{at}", turn(random, number)),
-                headers=headers(f"{number}-{at}"),
-            )
+        published = [
+            publish(stream, f"l{at}", f"{number}-{at}", turn(random, number))
             for at in range(SESSIONS)
         ]
-        seq = max([ack.seq for ack in await asyncio.gather(*acks)])
+        seq = max(await asyncio.gather(*published))
     await one.ingested(seq)
     await one.settled()
     sizes = [
@@ -139,11 +135,7 @@ async def publish_steadily(client: Client) -> None:
     began = time.perf_counter()
     while True:
         at = f"l{number % SESSIONS}"
-        await stream.publish(
-            subject(at),
-            event(f"steady-{number}", at, turn(random, 10**6 + number)),
-            headers=headers(f"steady-{number}"),
-        )
+        await publish(stream, at, f"steady-{number}", turn(random, 10**6 + number))
         number += 1
         await asyncio.sleep(max(0.0, began + number / EVENTS_PER_SECOND - time.perf_counter()))
 

@@ -18,7 +18,7 @@ from nats.aio.client import Client
 
 from tests.benchmarks.figures import Figure, middle
 from tests.benchmarks.system import children, resident_mb, system
-from tests.benchmarks.texts import event, headers, question, subject, turn
+from tests.benchmarks.texts import publish, question, turn
 from turnfold.process.tasks import cancel_and_wait
 
 SESSIONS = 200
@@ -76,10 +76,7 @@ async def _publish(client: Client) -> None:
     stream, random, number = client.jetstream(timeout=30), Random("memory"), 0
     began = time.monotonic()
     while True:
-        session, id = _session(number), f"m-{number}"
-        await stream.publish(
-            subject(session), event(id, session, turn(random, number)), headers=headers(id)
-        )
+        await publish(stream, _session(number), f"m-{number}", turn(random, number))
         number += 1
         await asyncio.sleep(max(0.0, began + number / EVENTS_PER_SECOND - time.monotonic()))
 

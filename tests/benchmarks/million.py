@@ -5,13 +5,13 @@ As in `context`, a new turn is stored before each timed request, and an echo is 
 """
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import nats
 from nats.aio.client import Client
@@ -20,7 +20,7 @@ from tests.benchmarks.context import TURNS, WARM_TURNS, Session, ask_in_turns, l
 from tests.benchmarks.figures import RATIO, Figure, Spread
 from tests.benchmarks.floors import echo
 from tests.benchmarks.system import System, cpu_seconds, file_reads, system
-from tests.benchmarks.texts import AGENT, headers, prose, subject
+from tests.benchmarks.texts import prose, publish
 
 MOST = int(os.environ.get("BENCH_MILLION_MESSAGES", "1000000"))
 SIZES = [size for size in (1_000, 100_000) if size < MOST] + [MOST]
@@ -105,13 +105,11 @@ async def fill(one: System, client: Client, size: int) -> None:
     missing = size - one.ask("SELECT count(*) FROM messages")[0]
     numbers = range(size, size + missing // A_SESSION)
     for start in range(0, len(numbers), IN_FLIGHT):
-        acks = [
-            stream.publish(
-                subject(f"o{number}"), _event(number, texts), headers=headers(f"o{number}")
-            )
+        published = [
+            publish(stream, f"o{number}", f"o{number}", _messages(number, texts))
             for number in numbers[start : start + IN_FLIGHT]
         ]
-        seq = max(ack.seq for ack in await asyncio.gather(*acks))
+        seq = max(await asyncio.gather(*published))
     if seq:
         await one.ingested(seq)
         deadline = time.monotonic() + INDEX_SECONDS
@@ -123,16 +121,8 @@ async def fill(one: System, client: Client, size: int) -> None:
             await asyncio.sleep(0.25)
 
 
-def _event(number: int, texts: list[str]) -> bytes:
-    messages = [
+def _messages(number: int, texts: list[str]) -> list[dict[str, Any]]:
+    return [
         {"role": ("user", "assistant")[at % 2], "content": texts[(number * 7 + at) % TEXTS]}
         for at in range(A_SESSION)
     ]
-    return json.dumps(
-        {
-            "event_id": f"o{number}",
-            "agent_id": AGENT,
-            "session_id": f"o{number}",
-            "messages": messages,
-        }
-    ).encode()

@@ -22,7 +22,7 @@ from tests.benchmarks.context import Session, ask
 from tests.benchmarks.figures import RATIO, Figure, Spread, middle
 from tests.benchmarks.model import summary_model
 from tests.benchmarks.system import System, system
-from tests.benchmarks.texts import event, headers, subject, turn
+from tests.benchmarks.texts import event, headers, publish, subject, turn
 from turnfold.process.tasks import cancel_and_wait
 
 SECONDS = float(os.environ.get("BENCH_OWN_SECONDS", "20"))
@@ -82,11 +82,7 @@ class Side:
         while True:
             self.others += 1
             session_id, event_id = f"s{self.others % SESSIONS}", f"other-{self.others}"
-            await stream.publish(
-                subject(session_id),
-                event(event_id, session_id, turn(random, 10**6 + self.others)),
-                headers=headers(event_id),
-            )
+            await publish(stream, session_id, event_id, turn(random, 10**6 + self.others))
             due = began + (self.others - first) / self.turns_per_second
             await asyncio.sleep(max(0.0, due - time.time()))
 

@@ -21,7 +21,7 @@ from nats.aio.client import Client
 
 from tests.benchmarks.figures import RATIO, Figure
 from tests.benchmarks.system import System, system
-from tests.benchmarks.texts import event, headers, question, subject, turn
+from tests.benchmarks.texts import publish, question, turn
 
 TURNS = 200
 BUDGETS_IN_TURNS = {"five turns": 5, "ten turns": 10, "twenty turns": 20}
@@ -94,16 +94,14 @@ async def run_agent(
     run, session_id = Run(), name.replace(" ", "-")
     stream = client.jetstream(timeout=30)
 
-    async def publish(part: str, messages: Sequence[dict[str, Any]]) -> int:
-        event_id = f"{session_id}-{part}"
-        body = event(event_id, session_id, messages)
-        ack = await stream.publish(subject(session_id), body, headers=headers(event_id))
-        await one.ingested(ack.seq)
-        return int(ack.seq)
+    async def stored(part: str, messages: Sequence[dict[str, Any]]) -> int:
+        seq = await publish(stream, session_id, f"{session_id}-{part}", messages)
+        await one.ingested(seq)
+        return seq
 
     for number, (request, called, result, answer) in enumerate(turns):
         for part, messages in (("request", [request]), ("result", [called, result])):
-            seq = await publish(f"{number}-{part}", messages)
+            seq = await stored(f"{number}-{part}", messages)
             # A model call takes longer than a compaction. What is not indexed is searched, too.
             await one.summarized()
             fields = {"placement": "user", "max_tokens": budget, "after": seq, "wait_ms": 5_000}
@@ -113,7 +111,7 @@ async def run_agent(
             shown = [json.dumps(message) for message in json.loads(reply.data)["messages"]]
             block = next((at for at, text in enumerate(shown) if RECALL_TAG in text), None)
             run.call(shown, block)
-        await publish(f"{number}-answer", [answer])
+        await stored(f"{number}-answer", [answer])
     return run
 
 

@@ -32,7 +32,7 @@ from tests.benchmarks.system import (
     cpu_seconds,
     system,
 )
-from tests.benchmarks.texts import WORDS, event, headers, question, subject
+from tests.benchmarks.texts import WORDS, publish, question
 from tests.postgres import running_postgres
 from turnfold.store.database.engine import Database
 
@@ -140,24 +140,11 @@ async def settled(database: Database, seq: int) -> None:
 
 async def load(database: Database, client: Client, session: AgedSession, talk: Talk) -> None:
     """Fill a session, and wait until its words are indexed."""
-    seq = 0
+    stream, session_id, seq = client.jetstream(timeout=30), session.session_id, 0
     for start in range(0, session.messages, MESSAGES_PER_EVENT):
         number = min(MESSAGES_PER_EVENT, session.messages - start) // 2
-        seq = await publish(client, session, f"load-{start}", talk.rounds(number))
+        seq = await publish(stream, session_id, f"{session_id}-load-{start}", talk.rounds(number))
     await settled(database, seq)
-
-
-async def publish(
-    client: Client, session: AgedSession, name: str, messages: Sequence[dict[str, Any]]
-) -> int:
-    """Publish an event, and return its sequence."""
-    event_id = f"{session.session_id}-{name}"
-    ack = await client.jetstream(timeout=30).publish(
-        subject(session.session_id),
-        event(event_id, session.session_id, messages),
-        headers=headers(event_id),
-    )
-    return int(ack.seq)
 
 
 async def ask(  # all that a turn touches
@@ -170,7 +157,8 @@ async def ask(  # all that a turn touches
 ) -> None:
     """Publish the answer of the turn before and a request, and time a window for it."""
     messages = [talk.message("assistant", 40), talk.message("user", 12)]
-    seq = await publish(client, session, f"turn-{number}", messages)
+    stream, session_id = client.jetstream(timeout=30), session.session_id
+    seq = await publish(stream, session_id, f"{session_id}-turn-{number}", messages)
     await settled(database, seq)
     recall = number % 2 == 0
     body = json.dumps(
@@ -182,7 +170,7 @@ async def ask(  # all that a turn touches
         }
     ).encode()
     used, asked = cpu_seconds(query_pid), time.perf_counter()
-    reply = await client.request(question(session.session_id), body, timeout=10)
+    reply = await client.request(question(session_id), body, timeout=10)
     seconds = time.perf_counter() - asked
     told = json.loads(reply.data)
     assert told["fresh"]

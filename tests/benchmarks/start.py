@@ -17,7 +17,7 @@ import nats
 
 from tests.benchmarks.figures import Figure, middle
 from tests.benchmarks.system import PROGRAM, proportional_mb, ready_line, stop
-from tests.benchmarks.texts import event, headers, question, subject, turn
+from tests.benchmarks.texts import publish, question, turn
 from tests.environment import clean_environ
 
 ROUNDS = 5
@@ -72,8 +72,7 @@ async def use(url: str) -> None:
         stream = client.jetstream()
         seq = 0
         for number in range(TURNS):
-            body = event(f"e{number}", "s", turn(random, number))
-            seq = (await stream.publish(subject("s"), body, headers=headers(f"e{number}"))).seq
+            seq = await publish(stream, "s", f"e{number}", turn(random, number))
         for _ in range(REQUESTS):
             reply = await client.request(
                 question("s"),

@@ -1,9 +1,11 @@
-"""Events to publish: varied text, the same on every run."""
+"""Events and how they are published: varied text, the same on every run."""
 
 import json
 from collections.abc import Sequence
 from random import Random
 from typing import Any
+
+from nats.js import JetStreamContext
 
 from turnfold.contracts.subjects import TURN_COMPLETED, event_headers, session_subject
 from turnfold.messages import AgentId, SessionId, SessionKey
@@ -63,6 +65,14 @@ def subject(session_id: str) -> str:
 def headers(event_id: str) -> dict[str, str]:
     """The headers of a publish that the broker may deduplicate."""
     return {"Nats-Msg-Id": event_headers(AGENT, event_id, b"figures")["Nats-Msg-Id"]}
+
+
+async def publish(
+    stream: JetStreamContext, session_id: str, event_id: str, messages: Sequence[dict[str, Any]]
+) -> int:
+    """Publish a turn; the sequence it got."""
+    body = event(event_id, session_id, messages)
+    return (await stream.publish(subject(session_id), body, headers=headers(event_id))).seq
 
 
 def question(session_id: str) -> str:
