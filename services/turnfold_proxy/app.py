@@ -90,7 +90,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
             try:
                 await http_server.open()
                 tune_interpreter()
-                _tell(http_url(settings.proxy_host, http_server.port))
+                _announce(http_url(settings.proxy_host, http_server.port))
                 await http_server.until(stop)
             finally:
                 # The server first, so that answers that end now are still recorded.
@@ -102,7 +102,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
         watchdog.stop()
 
 
-def _tell(url: str) -> None:
+def _announce(url: str) -> None:
     """Say where the proxy listens: to the supervisor, or on standard output."""
     log.info("proxy.started", pid=os.getpid(), url=url)
     announce({"proxy": os.getpid()})

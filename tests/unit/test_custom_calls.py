@@ -7,7 +7,7 @@ import pytest
 
 from tests.histories import assistant, counter, custom, history, parsed, plan, tool, user, words
 from tests.shaped import shaped_session
-from turnfold.core.history.gist import calls_told
+from turnfold.core.history.gist import named_calls
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recall.block import RecalledMessage, RecallMaterial, write_block
@@ -131,7 +131,7 @@ def test_digests_summaries_searches_and_recall_tell_it() -> None:
     (message,) = session.stored.messages
     text = session.bodies[message.position]
 
-    told = [item.text for item in calls_told(message)]
+    told = [item.text for item in named_calls(message)]
     (source,) = sources_of([(message, text, False)])
     recalled = RecalledMessage(message, 0, "2026-11-20 10:00", json.loads(text))
     block = write_block(RecallMaterial([recalled]), 900)

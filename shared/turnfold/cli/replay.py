@@ -118,7 +118,7 @@ def replay(
     system = system_here(changes=True)
     left_out: dict[str, Mapping[str, int]] = {}
     recordings = load_recordings(files, agent, form, left_out=left_out)
-    _tell_left_out(left_out)
+    _report_left_out(left_out)
     summaries = asyncio.run(_replay(system, recordings, step, speed, wait_seconds))
     print_rows(
         "replayed",
@@ -128,17 +128,17 @@ def replay(
         empty="No conversations in these files.",
         headings=2,
     )
-    if _tell_refused(summaries):
+    if _report_refused(summaries):
         raise typer.Exit(1)
 
 
-def _tell_left_out(left_out: Mapping[str, Mapping[str, int]]) -> None:
+def _report_left_out(left_out: Mapping[str, Mapping[str, int]]) -> None:
     for file, counts in left_out.items():
         named = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         typer.echo(f"{file}: not imported: {named}", err=True)
 
 
-def _tell_refused(summaries: Sequence[ReplaySummary]) -> bool:
+def _report_refused(summaries: Sequence[ReplaySummary]) -> bool:
     """Name the sessions of which events are dead letters; return whether there are any."""
     refused = [summary for summary in summaries if summary.refused]
     for summary in refused:

@@ -101,7 +101,7 @@ def run_of(message_id: str) -> EventRun | None:
     return EventRun(start, int(match[1]), match[3], match[4], _bits_of_text(match[5] or ""))
 
 
-def are_told_apart(messages: Iterable[Element]) -> bool:
+def are_distinguishable(messages: Iterable[Element]) -> bool:
     """Return whether the calls of chat messages have ids and names of their own."""
     return all(map(has_pairable_calls, messages))
 

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from turnfold.client import PortalClient, Session, Window
 from turnfold.client.mirror import mirror
-from turnfold.client.mirrored_list import are_told_apart
+from turnfold.client.mirrored_list import are_distinguishable
 from turnfold.errors import BadRequest, CannotFit, NotAllowed, Unavailable
 from turnfold.integrations.clients import carried_messages, client_of, fitting_window
 
@@ -139,7 +139,7 @@ class MirroredWindows:
             named = None
 
         async def ask(messages: Sequence[Chat]) -> Result | None:
-            if not are_told_apart(messages):
+            if not are_distinguishable(messages):
                 self.warn("calls have no ids or names of their own")
                 return None
             await _record(session, messages)

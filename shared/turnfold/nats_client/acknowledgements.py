@@ -21,7 +21,7 @@ from turnfold.contracts.publish_errors import NO_BATCH
 from turnfold.errors import NotAllowed
 from turnfold.messages import MOST_INT64
 from turnfold.nats_client.connection import Denied, NatsClient, Replies
-from turnfold.nats_client.responses import API, UNREADABLE, tells_no_responders
+from turnfold.nats_client.responses import API, UNREADABLE, is_no_responders
 
 AHEAD: Final = 1_000
 """An acknowledged sequence at most this far above the greatest known one needs no lookup."""
@@ -230,7 +230,7 @@ class Publisher:
         pending = _PendingPublish(self._known(), asyncio.get_running_loop().time() + seconds)
         async with self._replies.to(subject, payload, headers) as inbox:
             while (reply := await inbox.next(pending.deadline)) is not None:
-                if tells_no_responders(reply):
+                if is_no_responders(reply):
                     pending.has_no_responders = True
                     self._hurry(pending)
                     continue

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from turnfold.nats_client.corrected import CorrectedClient
 from turnfold.nats_client.handover import Handover
-from turnfold.nats_client.responses import API, is_response, response_type, tells_no_responders
+from turnfold.nats_client.responses import API, is_no_responders, is_response, response_type
 
 NO_RESPONDERS_SECONDS: Final = 0.2
 """Time to wait for a reply after "no responders", which any client can forge."""
@@ -99,7 +99,7 @@ class NatsClient(CorrectedClient):
         is_unheard = False
         async with self._replies.to(subject, payload, headers) as inbox:
             while (reply := await inbox.next(deadline)) is not None:
-                if tells_no_responders(reply):
+                if is_no_responders(reply):
                     is_unheard = True
                     deadline = min(
                         deadline, asyncio.get_running_loop().time() + NO_RESPONDERS_SECONDS

@@ -43,6 +43,6 @@ def is_response(reply: Msg, wanted: str) -> bool:
     return failure is None or (isinstance(failure, dict) and isinstance(failure.get("code"), int))
 
 
-def tells_no_responders(reply: Msg) -> bool:
+def is_no_responders(reply: Msg) -> bool:
     """Return whether a message reports that there is no subscriber."""
     return not reply.data and (reply.headers or {}).get("Status") == _NO_RESPONDERS

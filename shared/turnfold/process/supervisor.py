@@ -300,7 +300,7 @@ class _System:
             greeting.cancel()
         self._ready.pop(part.name, None)
         if part.runs_once and status == 0:
-            self._heard(part, {})
+            self._record_ready(part, {})
         is_starting = part.runs_once or not self._is_ready.is_set()
         # A positive status before the system was ready is a wrong setting: a restart would not
         # help. A signal has a negative one.
@@ -310,7 +310,7 @@ class _System:
 
     async def _start(self, part: ProcessSpec) -> SupervisedProcess:
         def on_ready(pids: Mapping[str, int]) -> None:
-            self._heard(part, {part.name: child.pid, **pids})
+            self._record_ready(part, {part.name: child.pid, **pids})
 
         try:
             child = SupervisedProcess(part, await self._process(part), on_ready)
@@ -341,9 +341,9 @@ class _System:
     async def _greet(self, part: ProcessSpec, child: SupervisedProcess) -> None:
         await until_answering(self._nats_port)
         if not child.ended.done():
-            self._heard(part, {part.name: child.pid})
+            self._record_ready(part, {part.name: child.pid})
 
-    def _heard(self, part: ProcessSpec, pids: Mapping[str, int]) -> None:
+    def _record_ready(self, part: ProcessSpec, pids: Mapping[str, int]) -> None:
         """Record that a process is ready."""
         self._ready[part.name] = pids
         self._report()

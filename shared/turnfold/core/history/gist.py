@@ -161,7 +161,7 @@ def best_values(ranked: Iterable[tuple[Value, int]]) -> Iterator[tuple[str, int]
         yield text, ranks[text]
 
 
-def calls_told(message: Message) -> list[Item]:
+def named_calls(message: Message) -> list[Item]:
     """Return each call of a message as tool and main arguments, in call order."""
     known = gist_of(message).calls
     others = [call_text(call.name, call.path or "") for call in message.calls[len(known) :]]

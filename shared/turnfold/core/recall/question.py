@@ -101,7 +101,7 @@ def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]
     held = Counter(
         stem
         for text in texts
-        for stem in {_telling_stem(word) for word in runs(normalize(text[:READ_CHARACTERS]))}
+        for stem in {_topic_stem(word) for word in runs(normalize(text[:READ_CHARACTERS]))}
         if stem is not None
     )
     known = {stem_of(word) for word in asked.words}
@@ -121,7 +121,7 @@ def similar_lookups(asked: RecallQuestion) -> list[Lookup]:
 
 
 @cached_text(16_384)
-def _telling_stem(word: str) -> str | None:
+def _topic_stem(word: str) -> str | None:
     """Return the stem of a word with a topic; None for function words and short ones.
 
     Cached, because the best messages of a session share their words with those of the next turn.

@@ -130,14 +130,14 @@ def response_message(items: Sequence[Item]) -> dict[str, Any]:
         if is_call(item):
             calls.append(_chat_call(item))
         else:
-            parts += map(text_part, told_texts(item))
+            parts += map(text_part, chat_texts(item))
     message: dict[str, Any] = {"role": "assistant"}
     # Chat APIs want null beside calls, and refuse null without any.
     message["content"] = joined_content(parts) if parts else None if calls else ""
     return message | {"tool_calls": calls} if calls else message
 
 
-def told_texts(item: Item) -> list[str]:
+def chat_texts(item: Item) -> list[str]:
     """Return the chat text of an item of the model; empty for calls and reasoning."""
     kind = kind_of(item)
     if kind == REASONING or is_call(item):
@@ -150,10 +150,12 @@ def told_texts(item: Item) -> list[str]:
     content = item.get("content")
     if content is None or isinstance(content, str):
         return [content] if content else []
-    return [_told(part) for part in content] if isinstance(content, list) else [compact(content)]
+    if not isinstance(content, list):
+        return [compact(content)]
+    return [_text_of_part(part) for part in content]
 
 
-def _told(part: Any) -> str:
+def _text_of_part(part: Any) -> str:
     if is_text_part(part, "output_text") or is_text_part(part, "text"):
         return str(part["text"])
     if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):

@@ -163,7 +163,7 @@ def build_window(
         new = stored.messages
     if policy.mode is Mode.OFF:
         window.extend(new)
-        _tell_less(window)
+        _shorten_digest(window)
     elif asked.is_emergency:
         window.extend(new)
         trim_for_emergency(window)
@@ -182,7 +182,7 @@ def build_window(
     return window
 
 
-def _tell_less(window: WindowBuilder) -> None:
+def _shorten_digest(window: WindowBuilder) -> None:
     """Shorten the digest of a window that may lose no message, as far as needed."""
     for form in (DigestForm.NAMES, DigestForm.SHORT, DigestForm.NONE):
         if window.is_over:

@@ -186,7 +186,7 @@ async def _read(key: SessionKey, wanted: ReadMessages, stores: ToolStores) -> st
     if wanted.message_ids is not None:
         originals = await stores.histories.by_ids(key, wanted.message_ids, is_cut=True)
         missing = len(set(wanted.message_ids)) - len(originals)
-        return _as_text([_told(original) for original in originals], missing)
+        return _as_text([_shown(original) for original in originals], missing)
     after = (wanted.position or 0) - 1
     read: list[OriginalMessage] = []
     left, read_on = MOST_READ, None
@@ -203,10 +203,10 @@ async def _read(key: SessionKey, wanted: ReadMessages, stores: ToolStores) -> st
         left -= sum(len(original.body) for original in page)
         after = page[-1].position
     positions = [original.position for original in read]
-    return _as_text([_told(original) for original in read], 0, positions, read_on)
+    return _as_text([_shown(original) for original in read], 0, positions, read_on)
 
 
-def _told(original: OriginalMessage) -> tuple[str, Mapping[str, Any]]:
+def _shown(original: OriginalMessage) -> tuple[str, Mapping[str, Any]]:
     return original.message_id, json.loads(original.body)
 
 

@@ -159,7 +159,7 @@ class _Deciding:
                     position: hidden_now.get(position, text)
                     for position, text in hidden_texts(then.builder).items()
                 },
-                known_names=_names_told(then) if quotes else frozenset(),
+                known_names=_shown_names(then) if quotes else frozenset(),
                 room=room_for_recall(then.builder, then.policy, self.wish, then.stored.factor),
                 share_of_quotes=quotes,
                 # A turn of more tokens has outgrown the room that its request made.
@@ -183,7 +183,7 @@ class _Deciding:
         return then
 
 
-def _names_told(planned: PlannedWindow) -> frozenset[NameNumber]:
+def _shown_names(planned: PlannedWindow) -> frozenset[NameNumber]:
     """Return the names in what a window shows of the summary, and in its digest."""
     digest = planned.plan.digest
     digest_of = {row.compaction_id: row.digest for row in planned.snapshot.pending}

@@ -14,7 +14,12 @@ from turnfold.core.summary.ledger.candidates import Candidate
 from turnfold.core.summary.ledger.collect import add_files, add_messages, carried_candidates
 from turnfold.core.summary.ledger.entries import LINE, LedgerEntry, group_into_entries
 from turnfold.core.summary.ledger.left_out import LeftOut, left_out_entry
-from turnfold.core.summary.ledger.lines import best_lines, read_lines, told_by, without_told
+from turnfold.core.summary.ledger.lines import (
+    best_lines,
+    read_lines,
+    texts_of_lines,
+    without_repeated,
+)
 from turnfold.core.summary.ledger.name_uses import COMMON, NameUses
 from turnfold.core.summary.ledger.ranking import best_entries, tokens_of
 from turnfold.core.summary.redaction import redact
@@ -73,11 +78,11 @@ def build_ledger(
     reserved = () if job.ledger_words else request_entries
     room_tokens = _room_tokens(reserved, job.ledger_max_tokens, count)
     values, all_lines = found.values.values(), found.lines.values()
-    chosen = list(group_into_entries([*without_told(values, all_lines), *all_lines]))
+    chosen = list(group_into_entries([*without_repeated(values, all_lines), *all_lines]))
     if not (found.is_repeated and tokens_of(chosen, count) <= room_tokens):
         chosen = _best_of(values, all_lines, found.uses, room_tokens, count)
     left_out = found.left_out
-    left_out.update(values, _told(values, chosen))
+    left_out.update(values, _represented(values, chosen))
     entries = [*request_entries, *(text for text, _ in chosen)]
     provenance = [*([] for _ in request_entries), *(_origins_as_json(group) for _, group in chosen)]
     if left_out.count:
@@ -129,11 +134,11 @@ def _is_common(candidate: Candidate) -> bool:
     return not is_named and number_of_name(candidate.value.text) in COMMON
 
 
-def _told(values: Collection[Candidate], chosen: Sequence[LedgerEntry]) -> list[Candidate]:
+def _represented(values: Collection[Candidate], chosen: Sequence[LedgerEntry]) -> list[Candidate]:
     """Return the values in an entry, or in a line among the entries."""
     kept = [candidate for _, group in chosen for candidate in group]
     texts = {candidate.value.text for candidate in kept}
-    texts |= told_by(candidate for candidate in kept if candidate.value.kind == LINE)
+    texts |= texts_of_lines(candidate for candidate in kept if candidate.value.kind == LINE)
     return [candidate for candidate in values if candidate.value.text in texts]
 
 
@@ -160,7 +165,7 @@ def _best_of(
         told_by_lines = list(group_into_entries(kept))
         tokens = tokens_of(told_by_lines, count)
         if tokens <= room_of_lines:
-            others = without_told(values, kept)
+            others = without_repeated(values, kept)
             entries = best_entries(others, room_tokens - tokens - 1, count)
             together = [*(candidate for _, group in entries for candidate in group), *kept]
             chosen = list(group_into_entries(together))

@@ -103,20 +103,20 @@ def best_lines(
     return chosen
 
 
-def told_by(lines: Iterable[Candidate]) -> set[str]:
+def texts_of_lines(lines: Iterable[Candidate]) -> set[str]:
     """Return the texts of lines, and of the values and names in them."""
-    told: set[str] = set()
+    texts: set[str] = set()
     for line in lines:
         text = line.value.text
-        told |= {text, *names_in(text), *(value.text for value in values_in(text))}
-    return told
+        texts |= {text, *names_in(text), *(value.text for value in values_in(text))}
+    return texts
 
 
-def without_told(values: Iterable[Candidate], lines: Iterable[Candidate]) -> list[Candidate]:
+def without_repeated(values: Iterable[Candidate], lines: Iterable[Candidate]) -> list[Candidate]:
     """Return the values in no chosen line, modified files, and values that the user stated."""
-    told = told_by(lines)
+    texts = texts_of_lines(lines)
     return [
         value
         for value in values
-        if value.is_stated or value.is_modified or value.value.text not in told
+        if value.is_stated or value.is_modified or value.value.text not in texts
     ]

@@ -18,8 +18,8 @@ from turnfold.core.summary.tool_calls.arguments import (
 )
 from turnfold.core.summary.tool_calls.shell import (
     MAX_ACTION_CHARACTERS,
-    telling_command,
-    telling_steps,
+    significant_command,
+    significant_steps,
     touched_by_command,
 )
 from turnfold.core.text.lines import clip
@@ -157,7 +157,7 @@ def commands_of(name: str, arguments: str) -> Iterator[str]:
     """
     command = shell_command(short_tool_name(name), parsed_arguments(arguments))
     if command is not None:
-        yield from telling_steps(command)
+        yield from significant_steps(command)
 
 
 def _action_of(name: str, arguments: str, order: int) -> Action | None:
@@ -168,7 +168,7 @@ def _action_of(name: str, arguments: str, order: int) -> Action | None:
     parsed, tool = parsed_arguments(arguments), short_tool_name(name)
     command = shell_command(tool, parsed)
     if command is not None:
-        text = telling_command(command)
+        text = significant_command(command)
         return Action(text, order, is_command=True) if text else None
     if _LOOKING_TOOL.search(_CAMEL_CASE.sub("_", tool)):
         return None

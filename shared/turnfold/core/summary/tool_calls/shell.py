@@ -39,7 +39,7 @@ _QUOTED = re.compile(r"'[^'\n]*+'|\"[^\"\n]*+\"")
 _OPENED_QUOTE = re.compile(r'"(?>(?:[^"\\]|\\.)*)')
 
 
-def telling_steps(command: str) -> Iterator[str]:
+def significant_steps(command: str) -> Iterator[str]:
     """Yield the steps that do more than look around, verbatim up to 120 characters.
 
     Redirected errors at the end are left out: they make one command look like two. So are steps
@@ -48,21 +48,21 @@ def telling_steps(command: str) -> Iterator[str]:
     for part in _separated(without_heredocs(command[:_MAX_CHARACTERS], _DOCUMENT)):
         step = _ERRORS_REDIRECTED.sub("", part.strip()).rstrip()
         words = step.split()
-        if len(words) > 1 and _DOCUMENT not in step and _is_telling(words):
+        if len(words) > 1 and _DOCUMENT not in step and _is_significant(words):
             # With the mark of a cut: half a command may be another one.
             is_long = len(step) > MAX_ACTION_CHARACTERS or "\n" in step
             yield clip(step, MAX_ACTION_CHARACTERS) if is_long else step
 
 
-def telling_command(command: str) -> str:
+def significant_command(command: str) -> str:
     """Return the first three steps that do more than look around; empty if there are none."""
-    telling = []
+    significant = []
     for words in _steps(without_heredocs(command[:_MAX_CHARACTERS], _DOCUMENT)):
-        if _is_telling(words) and (step := " ".join(words)) not in telling:
-            telling.append(step)
-        if len(telling) == _MAX_STEPS_SHOWN:
+        if _is_significant(words) and (step := " ".join(words)) not in significant:
+            significant.append(step)
+        if len(significant) == _MAX_STEPS_SHOWN:
             break
-    return clip("; ".join(telling), MAX_ACTION_CHARACTERS)
+    return clip("; ".join(significant), MAX_ACTION_CHARACTERS)
 
 
 def touched_by_command(command: str) -> Iterator[tuple[str, str]]:
@@ -111,7 +111,7 @@ def _program(words: Sequence[str]) -> str:
     return words[0].rsplit("/", 1)[-1]
 
 
-def _is_telling(words: Sequence[str]) -> bool:
+def _is_significant(words: Sequence[str]) -> bool:
     """Return whether a step does more than look around."""
     words = _without_prefixes(words)
     if words and _program(words) == "xargs":

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from turnfold.core.history.gist import calls_told
+from turnfold.core.history.gist import named_calls
 from turnfold.core.window.digest.earlier_messages import COUNT_TOKENS, EarlierMessages, count_line
 from turnfold.core.window.digest.open_round import OpenRoundCalls
 from turnfold.core.window.framing import (
@@ -95,7 +95,7 @@ class WindowDigest:
         self._count(block, len(block.views))
         self.calls += len(block.results)
         is_named = bool(block.results) and not block.in_round.is_closed
-        calls = calls_told(block.head.message) if block.results else []
+        calls = named_calls(block.head.message) if block.results else []
         tokens = sum([item.tokens for item in calls])
         if is_named:
             self._calls_of(block.in_round).add(block)

@@ -8,8 +8,8 @@ from turnfold.core.history.gist import (
     SEPARATOR,
     Item,
     RankedValue,
-    calls_told,
     gist_of,
+    named_calls,
 )
 from turnfold.core.text.values import RANK_BY_USER, worth_of
 from turnfold.core.window.views import BlockView, RoundView
@@ -147,7 +147,7 @@ class EarlierMessages:
         for block in reversed(self._blocks):
             if block.in_round is named_round:
                 continue
-            for item in reversed(calls_told(block.head.message) if block.results else []):
+            for item in reversed(named_calls(block.head.message) if block.results else []):
                 if item.text not in newest and item.tokens > room:
                     return list(newest)[::-1]
                 room -= 0 if item.text in newest else item.tokens

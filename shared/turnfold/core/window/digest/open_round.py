@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from turnfold.core.history.gist import SEAM_TOKENS, SEPARATOR, Item, calls_told, gist_of
+from turnfold.core.history.gist import SEAM_TOKENS, SEPARATOR, Item, gist_of, named_calls
 from turnfold.core.window.views import BlockView, RoundView
 
 ROUND: Final = 'Calls made so far for the request "{}": '
@@ -31,7 +31,7 @@ class OpenRoundCalls:
     def add(self, block: BlockView) -> None:
         """Add a block of the round."""
         message = block.head.message
-        for call, item in zip(message.calls, calls_told(message), strict=True):
+        for call, item in zip(message.calls, named_calls(message), strict=True):
             known = self._called.pop(item.text, None)
             now = _NamedCall(call.name, item, known.times + 1 if known else 1)
             self._tokens += now.tokens - (known.tokens if known else 0)
