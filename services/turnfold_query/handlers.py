@@ -162,7 +162,7 @@ class QueryDispatcher:
     ) -> bytes:
         """Answer a request about the sessions or events of an agent."""
         if isinstance(key, SessionKey):
-            raise BadRequest(f"{name} takes an agent alone")
+            raise BadRequest(f"{name} takes only an agent")
         if isinstance(request, SessionListRequest):
             # A prefix that few sessions have may need a look at all of them.
             place.search()

@@ -104,7 +104,7 @@ class ResponsesApi:
             ValueError: the caller asks for the answer later, where nobody answers its lookups.
         """
         if body.get("background"):
-            raise ValueError("the response is made in the background")
+            raise ValueError("the response is generated in the background")
         # Without this field the API would make the schemas strict, which these are not.
         return with_more_tools(
             body, [{"type": "function", **tool, "strict": False} for tool in tools]

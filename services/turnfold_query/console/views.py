@@ -113,7 +113,7 @@ class PageView:
         """
         if not self.visitor.is_operator:
             raise ApiError(
-                403, {"code": "not_allowed", "message": "only an operator's token changes this"}
+                403, {"code": "not_allowed", "message": "only an operator's token may change this"}
             )
 
     async def check_form(self) -> dict[str, str]:

@@ -1,6 +1,6 @@
 "use strict";
-// Parts of a page are written anew while somebody reads them. Open messages, the focus and what is
-// in view stay as they are.
+// Parts of a page are replaced while they are read. Open messages, the focus and the scroll position
+// stay.
 (() => {
   const alike = (one) =>
     [...document.querySelectorAll(`main ${one.localName}`)].filter(
@@ -20,10 +20,10 @@
     place = alike(focused).indexOf(focused);
     seen = messages.find((one) => one.getBoundingClientRect().bottom > 0);
     top = seen?.getBoundingClientRect().top;
-    // Who has scrolled to the end sees the newest messages.
+    // A page that is scrolled to its end shows the newest messages.
     if (innerHeight + scrollY > document.documentElement.scrollHeight - 8) seen = null;
   });
-  // Not later ("htmx:afterSettle"): what the reader scrolls in between would be undone.
+  // Not later ("htmx:afterSettle"), which would undo scrolling in between.
   document.addEventListener("htmx:afterSwap", () => {
     for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
     if (focused && !focused.isConnected) alike(focused)[place]?.focus({ preventScroll: true });
@@ -31,7 +31,7 @@
     if (now) scrollBy(0, now.getBoundingClientRect().top - top);
   });
 
-  // Old figures look like new ones, so a page says since when it has no newer ones.
+  // Old numbers look current, so a page says since when it lacks newer ones.
   const stale = document.getElementById("stale");
   let updated = new Date();
   for (const failure of ["htmx:sendError", "htmx:responseError", "htmx:timeout"]) {

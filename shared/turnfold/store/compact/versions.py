@@ -198,7 +198,7 @@ class SqlVersionStore:
         def regenerate(connection: Connection) -> CompactionId:
             change = _locked(connection, key, now_ms, actor)
             if change.session.version is None:
-                raise Conflict("no version is in force yet, so there is nothing to write again")
+                raise Conflict("no version is in force yet, so there is nothing to regenerate")
             if wanted.from_version is not None:
                 _check_range(connection, change.session, wanted.from_version)
             opened = open_regeneration(change, wanted, installation)

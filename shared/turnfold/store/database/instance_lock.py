@@ -232,7 +232,7 @@ def refuse_early_schema(revision: str | None) -> None:
     if revision is not None and not FORM_OF_REVISION.fullmatch(revision):
         raise StartError(
             f"the tables of this database are another application's (schema {revision}); "
-            "use a database that Turnfold has for itself"
+            "give Turnfold its own database"
         )
     if revision is not None and revision < FIRST_REVISION:
         raise StartError(
