@@ -60,15 +60,17 @@ class Policy:
     `scripts/reference-pages` makes the reference of policy numbers from these lines:
 
     Triggers:
-        mode: `auto`; `off`: nothing leaves or is trimmed; `manual`: only on request
+        mode: `auto`: by the triggers; `manual`: only on request; `off`: nothing leaves or is trimmed
         max_live_messages: evict above this many live messages
-        messages_ratio: if they take at least this share of the limit in tokens
-        max_unread_messages: evict above this many until a window is requested; like the ratio,
+        messages_ratio: `max_live_messages` evicts only if live messages take at least this share
+            of the limit in tokens; 0 if an override sets `max_live_messages`
+        max_unread_messages: evict above this many live messages until a window is requested;
             0 if an override sets `max_live_messages`
         trigger_tokens: evict above this many live tokens
         trigger_ratio: evict above this share of the model's window
-        reserve_tokens: evict if reported usage exceeds the window minus this (at most half);
-            without the three triggers above, also if live tokens do
+        reserve_tokens: evict if reported usage exceeds the window minus this (at most half); also
+            if live tokens do, unless `trigger_tokens`, `trigger_ratio` or `max_context_tokens` is
+            set
         follow_budget: evict also if windows are requested with budgets that are too small
         budget_memory_seconds: how long a requested budget counts for `follow_budget`
         every_rounds: evict after this many rounds
@@ -82,7 +84,7 @@ class Policy:
         keep_rounds: the same in rounds
         keep_ratio: keep this share of the limit that was exceeded instead, in tokens or messages;
             0 if an override sets `keep_tokens` or `keep_at_most_messages`
-        keep_at_most_messages: enough, even if `keep_tokens` would keep more messages
+        keep_at_most_messages: most messages that `keep_tokens` keeps
         max_live_tool_blocks: at most this many tool blocks stay, the newest
         min_gain_messages: minimum gain for `max_live_messages`
         min_gain_tokens: minimum gain for triggers by tokens, usage and idle time
@@ -95,14 +97,14 @@ class Policy:
         max_context_tokens: most tokens of any window, whatever a request asks for; evicts like a
             model's window of that size
         max_output_tokens: left free for the answer in a computed budget
-        margin_tokens: left free besides
+        margin_tokens: left free in addition
         reserve_ratio: instead of both, leave this share of the model's window and 2,000 tokens
             free; usually 0.15
         floor_tokens: the smallest computed budget
-        max_chars: characters of a window without `max_tokens`
-        max_messages: messages of every window
+        max_chars: most characters of a window that is requested without `max_tokens`
+        max_messages: most messages of any window
         view: how windows are trimmed: `full`, `newest`, `previews`, `priority`
-        low_water_ratio: how far they are trimmed
+        low_water_ratio: share of the budget to which a window is trimmed
         soft_ratio: window share above which one result is trimmed
         hard_ratio: window share above which all results are trimmed
         shows_pending: pending messages stay in the window while they fit; otherwise their digest
@@ -128,10 +130,10 @@ class Policy:
         summary_tokens_per_day: an agent's tokens per UTC day, then extractive
         chunk_share: input above this share of the summarizer's window goes in parts
         summary_max_tokens: cap of a version's text
-        summary_max_words: the same in words
+        summary_max_words: cap of its prose in words
         ledger_max_tokens: cap of a version's exact values
         rebuild_every_versions: rewrite from the originals after this many versions
-        rebuild_max_tokens: if they have at most this many tokens
+        rebuild_max_tokens: rewrite only from originals of at most this many tokens
     """
 
     mode: Mode = Mode.AUTO
