@@ -60,7 +60,7 @@ class Policy:
     `scripts/reference-pages` makes the reference of policy numbers from these lines:
 
     Triggers:
-        mode: `auto`: by the triggers; `manual`: only on request; `off`: nothing leaves or is trimmed
+        mode: `auto`: by triggers; `manual`: only on request; `off`: nothing leaves or is trimmed
         max_live_messages: evict above this many live messages
         messages_ratio: `max_live_messages` evicts only if live messages take at least this share
             of the limit in tokens; 0 if an override sets `max_live_messages`
