@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, chat_call
+from turnfold.integrations.mirrored import Chat, chat_call, file_part
 
 with requires("pydantic-ai"):
     from pydantic_ai.messages import (
@@ -97,7 +97,7 @@ def _spoken(part: Any) -> str:
 
 
 def _content(content: Any) -> Any:
-    """Return text, or blocks of texts and images; other files are named."""
+    """Return text, or blocks of texts and images; other files are named, and count as files."""
     if isinstance(content, str):
         return content
     blocks: list[Chat] = []
@@ -112,7 +112,9 @@ def _content(content: Any) -> Any:
         elif isinstance(text := getattr(item, "content", item), str):
             blocks.append({"type": "text", "text": text})
         elif getattr(item, "kind", "") != "cache-point":
-            blocks.append({"type": "text", "text": f"[file: {_media_type(item)}]"})
+            kind = _media_type(item)
+            # The text stays if the message is shortened.
+            blocks += [{"type": "text", "text": f"[file: {kind}]"}, file_part(kind)]
     return blocks
 
 
@@ -167,5 +169,5 @@ def _items(blocks: Iterable[Chat]) -> Iterable[Any]:
             yield BinaryContent.from_data_uri(url)
         elif url:
             yield ImageUrl(url)
-        else:
-            yield str(block.get("text", ""))
+        elif "text" in block:
+            yield str(block["text"])

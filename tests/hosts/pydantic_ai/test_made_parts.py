@@ -17,6 +17,7 @@ from pydantic_ai.messages import (
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.pydantic_ai.models import Script, says
 from tests.hosts.pydantic_ai.test_runs import agent_of, recorded
+from turnfold.client import connect
 
 MEBIBYTE = 1 << 20
 
@@ -61,7 +62,25 @@ async def test_a_file_whose_type_its_url_does_not_tell_is_recorded(
 
     texts = ["What is it?", "[file: ?]"]
     content = [{"type": "text", "text": text} for text in texts]
-    assert [one["content"] for one in await recorded(system, session_id)] == [content, "A voice."]
+    file = {"type": "file", "mime_type": "?"}
+    stored = [one["content"] for one in await recorded(system, session_id)]
+    assert stored == [[*content, file], "A voice."]
+
+
+@pytest.mark.proves("G5", "T2", "L6")
+async def test_a_document_costs_what_a_file_costs(system: RunningSystem, session_id: str) -> None:
+    script = Script([says("A contract.")])
+    document = BinaryContent(b"%PDF" * MEBIBYTE, media_type="application/pdf")
+
+    await agent_of(script, system.nats_url).run(
+        ["What is it?", document], conversation_id=session_id
+    )
+
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("pydantic", session_id)
+        window = await session.context(max_tokens=8_000, after="latest", wait_ms=5_000)
+    assert script.calls[0][0].parts[-1].content == ["What is it?", document]
+    assert 1_200 < window.tokens < 1_400
 
 
 @pytest.mark.proves("G5")
