@@ -6,7 +6,7 @@ import pytest
 
 from tests.histories import counter, history
 from tests.shaped import Json, shaped_session
-from turnfold.core.history.gist import calls_told
+from turnfold.core.history.gist import named_calls
 from turnfold.core.summary.eviction_digest import digest_eviction, digest_messages
 from turnfold.core.summary.prompt import message_data
 from turnfold.core.summary.source_messages import open_request, sources_of
@@ -66,7 +66,7 @@ def test_tools_of_the_provider_are_told_by_their_command_or_their_file(
     (message,) = session.stored.messages
     sources = sources_of([(message, session.bodies[message.position], False)])
 
-    assert [item.text for item in calls_told(message)] == [told]
+    assert [item.text for item in named_calls(message)] == [told]
     assert [(one.path, one.action) for one in file_changes(None, sources)] == [file]
     assert message.priority is priority
 

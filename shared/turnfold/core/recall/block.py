@@ -13,11 +13,11 @@ from turnfold.core.recall.labels import (
     speaker_name,
     without_labels,
 )
-from turnfold.core.recall.quotes import MarkedLine, quotable_text
+from turnfold.core.recall.quotes import MarkedLine, quotable_text, said_in
 from turnfold.core.text.calls import arguments_of, call_entries
 from turnfold.core.text.defuse import defused, markers_in
 from turnfold.core.text.lines import printable
-from turnfold.core.text.tokens import MESSAGE_TOKENS, spoken_text, text_of, token_upper_bound
+from turnfold.core.text.tokens import MESSAGE_TOKENS, token_upper_bound
 from turnfold.messages import Message, MessageId, place_of_slot
 
 HEADING: Final = (
@@ -298,12 +298,11 @@ class _BlockWriter:
         """
         message, body = recalled.message, recalled.body
         content, calls, speaker = body.get("content"), message.calls, self._speaker(recalled)
-        said = content if isinstance(content, str) else text_of(body)
-        elsewhere = "" if said else spoken_text(body)
+        said, uncounted = said_in(body)
         tokens = message.content_tokens
         text, labels = "", 0
-        if said or elsewhere or not calls:
-            text, labels = without_labels(f"{speaker}: {said or elsewhere}", self._labels)
+        if said or not calls:
+            text, labels = without_labels(f"{speaker}: {said}", self._labels)
         if calls:
             called = [f"{speaker} called {call}" for call in _calls(recalled)]
             quoted = [without_labels(part, self._labels) for part in called]
@@ -313,9 +312,8 @@ class _BlockWriter:
         if isinstance(content, list):
             known = gist_of(message).text_tokens if not calls else None
             tokens = min(tokens, token_upper_bound(text) if known is None else known)
-        # No other count has refusals and transcripts.
-        tokens += token_upper_bound(elsewhere) + SPEAKER_TOKENS
-        tokens += self._speaker_tokens(recalled, speaker) * (1 + len(calls))
+        tokens += self._speaker_tokens(recalled, speaker) * (1 + len(calls)) + SPEAKER_TOKENS
+        tokens += uncounted
         marks = markers_in(text) + labels
         return (defused(text), tokens + MARK_TOKENS * marks) if marks else (text, tokens)
 

@@ -18,7 +18,7 @@ from zlib import crc32
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.calls import arguments_of, call_entries
 from turnfold.core.text.names import named_lines, names_in
-from turnfold.core.text.tokens import Count, text_of
+from turnfold.core.text.tokens import Count, spoken_text, text_of, token_upper_bound
 
 READ_CHARACTERS: Final = 64_000
 """The characters of a message that are searched for names."""
@@ -49,6 +49,15 @@ class MarkedLine(NamedTuple):
     characters: int
     tokens: int
     names: tuple[NameNumber, ...]
+
+
+def said_in(body: Mapping[str, Any]) -> tuple[str, int]:
+    """Return what a message says, and a bound of its tokens if they are not of its content."""
+    if said := text_of(body):
+        return said, 0
+    # A refusal or a transcript.
+    said = spoken_text(body)
+    return said, token_upper_bound(said)
 
 
 def quotable_text(body: Mapping[str, Any]) -> str:
