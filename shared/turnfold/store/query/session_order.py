@@ -99,8 +99,6 @@ class NewestWords:
         if len(bodies) < end - self.end:
             missing = set(range(self.end, end)) - bodies.keys()
             self.whole_from = max(missing) + 1
-        self._in_order += list(self._holders)[len(self._in_order) :]
-        self._in_order.sort()
         self.end = end
 
     def matches(self, lookup: Lookup) -> Mask:
@@ -135,6 +133,10 @@ class NewestWords:
                 found |= self._holders.get(text, 0)
                 continue
             words = self._in_order
+            # Only now: many questions need no words of the newest messages.
+            if len(words) < len(self._holders):
+                words += list(self._holders)[len(words) :]
+                words.sort()
             at = bisect_left(words, text)
             while at < len(words) and words[at].startswith(text):
                 found |= self._holders[words[at]]
@@ -156,7 +158,7 @@ class NewestWords:
             return
         held = {word: mask >> passed for word, mask in self._holders.items()}
         self._holders = {word: mask for word, mask in held.items() if mask}
-        self._in_order = sorted(self._holders)
+        self._in_order = []
         self.first, self.whole_from = first, max(first, self.whole_from)
 
 
