@@ -195,7 +195,8 @@ def _promising_stretches(
         for position in own.keys() & matches if is_enough else matches:
             own[position] += rarity
     if speakers or len(own) <= JUDGED * most:
-        ordinals, promises = _promises(own, positions, tokens)
+        ordinals = ordinals_of(own, positions)
+        promises = _promises(ordinals, own, positions, tokens)
     else:
         ordinals, promises = _rare_promises(own, positions, tokens, most)
     if speakers:
@@ -212,33 +213,34 @@ def _promising_stretches(
 def _rare_promises(
     own: Mapping[int, float], positions: Sequence[int], tokens: Sequence[int], most: int
 ) -> tuple[list[int], list[float]]:
-    """Return what `_promises` does, of those messages that may be among the `most` promising."""
+    """Return the ordinals and promises of those that may be among the `most` promising messages."""
     # To judge a message takes several times as long as to add its rarities.
     least = sorted(own.values())[-JUDGED * most]
     rare = {position: rarity for position, rarity in own.items() if rarity >= least}
-    ordinals, promises = _promises(rare, positions, tokens)
+    ordinals = ordinals_of(rare, positions)
+    promises = _promises(ordinals, rare, positions, tokens)
     last = sorted(promises)[-most] if len(promises) >= most else 0.0
     if least * LENGTH_FACTORS[0] <= SPARED * last:
         return ordinals, promises
-    return _promises(own, positions, tokens)
+    ordinals += ordinals_of(own.keys() - rare.keys(), positions)
+    return ordinals, _promises(ordinals, own, positions, tokens)
 
 
 def _promises(
-    own: Mapping[int, float], positions: Sequence[int], tokens: Sequence[int]
-) -> tuple[list[int], list[float]]:
-    """Return the ordinals of messages, and how promising they are by their rarities `own`."""
-    ordinals = ordinals_of(own, positions)
+    ordinals: Sequence[int],
+    own: Mapping[int, float],
+    positions: Sequence[int],
+    tokens: Sequence[int],
+) -> list[float]:
+    """Return how promising messages are by their rarities `own`."""
     rarities = [own[positions[ordinal]] for ordinal in ordinals]
     stretches = [ordinal // STRETCH for ordinal in ordinals]
-    sums: defaultdict[int, float] = defaultdict(float)
+    # One more at the end, which is also the one before the first.
+    sums = [0.0] * (len(positions) // STRETCH + 2)
     for stretch, rarity in zip(stretches, rarities, strict=True):
         sums[stretch] += rarity
-    sum_of = sums.get
-    around = {
-        stretch: AROUND * (sum_of(stretch - 1, 0.0) + here + sum_of(stretch + 1, 0.0))
-        for stretch, here in sums.items()
-    }
-    return ordinals, [
-        (rarity + around[stretch]) * LENGTH_FACTORS[tokens[ordinal]]
+    return [
+        (rarity + AROUND * (sums[stretch - 1] + sums[stretch] + sums[stretch + 1]))
+        * LENGTH_FACTORS[tokens[ordinal]]
         for rarity, stretch, ordinal in zip(rarities, stretches, ordinals, strict=True)
     ]
