@@ -303,16 +303,11 @@ def _background_loops(
     database = context.database
     idle = SqlIdleStore(database, aside=_aside(context, "IdleEvictor"))
     campaigns = SqlCampaignStore(database, aside=_aside(context, "CampaignRunner"))
+    index = SqlSearchIndex(database, context.installation.count, aside=_aside(context, "Indexer"))
     return (
         IdleEvictor(context, store=idle, wakeups=wakeups),
         CampaignRunner(context, store=campaigns, wakeups=wakeups),
-        Indexer(
-            store=SqlSearchIndex(
-                database, context.installation.count, aside=_aside(context, "Indexer")
-            ),
-            woken=wakeups.indexer,
-            is_busy=is_busy,
-        ),
+        Indexer(store=index, woken=wakeups.indexer, is_busy=is_busy),
         WalTruncator(database),
         DeadRowVacuum(database),
         ChildMonitor(

@@ -238,12 +238,11 @@ def original_of(row: Sequence[Any]) -> OriginalMessage:
         position, event_id, compaction_id, body, original, is_meta, element, is_error, is_covered,
         *is_retracted,
     ) = row  # fmt: skip
+    state = State.COVERED if is_covered else State.PENDING
+    if compaction_id is None:
+        state = State.LIVE
     if any(is_retracted):
         state = State.RETRACTED
-    elif compaction_id is None:
-        state = State.LIVE
-    else:
-        state = State.COVERED if is_covered else State.PENDING
     return OriginalMessage(
         f"{event_id}#{position % MESSAGES_PER_EVENT}",
         position,
