@@ -8,12 +8,12 @@ from typing import Any, Final
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, Trigger
-from turnfold.core.summary.eviction_digest import digest_eviction
+from turnfold.core.summary.eviction_digest import digest_eviction, digest_messages
 from turnfold.core.summary.prompt import prompt_version
 from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import may_be_extended, uncovered
-from turnfold.store.database.message_rows import EVICTED_TEXTS, message_of
+from turnfold.store.database.message_rows import EVICTED, message_of
 from turnfold.store.database.predicates import (
     is_chosen,
     is_open,
@@ -24,7 +24,11 @@ from turnfold.store.database.predicates import (
 from turnfold.store.database.schema import compactions, summaries
 from turnfold.store.database.session_rows import SessionChange
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
-from turnfold.store.ingest.open_compactions import change_compactions, delay_after_failure
+from turnfold.store.ingest.open_compactions import (
+    change_compactions,
+    delay_after_failure,
+    quoted_texts,
+)
 
 MOST_REGENERATIONS: Final = 100
 """The most open regenerations of a session: each request and each job reads them all."""
@@ -264,9 +268,10 @@ def write_digests(
 ) -> None:
     """Write the digests of evictions that have none."""
     for compaction_id, first, last in _WITHOUT_DIGEST.rows(connection, compaction_ids):
-        rows = EVICTED_TEXTS.rows(connection, sid, first, last, compaction_id)
-        bodies = {row[1]: row[-1] for row in rows}
-        digest, tokens = digest_eviction(
-            [message_of(row) for row in rows], bodies, count=installation.count
-        )
+        rows = EVICTED.rows(connection, sid, first, last, compaction_id)
+        evicted = [message_of(row) for row in rows]
+        # Only the few that it quotes: the texts of an eviction may take hundreds of megabytes.
+        places = [(sid, message.position) for message in digest_messages(evicted)]
+        texts = quoted_texts(connection, places)
+        digest, tokens = digest_eviction(evicted, texts, count=installation.count)
         change_compactions(connection, [compaction_id], digest=digest, digest_tokens=tokens)
