@@ -90,7 +90,7 @@ def chat_of(part: Message) -> Chat:
     content = [chat for block in blocks if (chat := _part(block)) is not None]
     calls = [_call(block["toolUse"]) for block in blocks if "toolUse" in block]
     # Reasoning counts as text.
-    others = [block for block in blocks if not _CHAT_BLOCKS & set(block)]
+    others = [other for block in blocks if (other := _without_text(block))]
     body = {"role": role, "content": content_of(content)}
     return body | ({"tool_calls": calls} if calls else {}) | ({"blocks": others} if others else {})
 
@@ -109,6 +109,8 @@ def _part(block: Mapping[str, Any]) -> Chat | None:
     """Return a text or a file as a part of a content; None for other blocks."""
     if "text" in block:
         return {"type": "text", "text": block["text"]}
+    if text := _text_within(block):
+        return {"type": "text", "text": text}
     for name, kind in _FILES.items():
         if name in block:
             # Without its bytes, which the event carries: a file counts as one, not as text.
@@ -118,9 +120,24 @@ def _part(block: Mapping[str, Any]) -> Chat | None:
     return None
 
 
+def _text_within(block: Mapping[str, Any]) -> str:
+    """Return a text with citations, or one that a guardrail looks at."""
+    cited = (block.get("citationsContent") or {}).get("content") or ()
+    guarded = (block.get("guardContent") or {}).get("text") or {}
+    return "".join(str(part["text"]) for part in (*cited, guarded) if part.get("text"))
+
+
+def _without_text(block: Mapping[str, Any]) -> Chat | None:
+    """Return what a chat message has no other place for; None if there is nothing."""
+    if "citationsContent" in block:
+        citations = block["citationsContent"].get("citations")
+        return {"citations": citations} if citations else None
+    return None if _CHAT_BLOCKS & set(block) else dict(block)
+
+
 _FILES = {"image": "image", "document": "file", "video": "video", "audio": "audio"}
 """Blocks of Strands, and parts of a chat message."""
-_CHAT_BLOCKS = {"text", "toolUse", "cachePoint", *_FILES}
+_CHAT_BLOCKS = {"text", "toolUse", "cachePoint", "guardContent", *_FILES}
 
 
 def _call(use: Mapping[str, Any]) -> Chat:

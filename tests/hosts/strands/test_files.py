@@ -76,3 +76,38 @@ async def test_a_result_with_an_image_that_is_shortened_holds_no_bytes(
     ]
     assert max(map(len, results)) < 500
     assert sum("bytes" in result for result in results) > 5
+
+
+@pytest.mark.proves("L1", "S2", "F1")
+async def test_texts_that_are_cited_or_guarded_are_texts_of_the_conversation(
+    system: RunningSystem, session_id: str
+) -> None:
+    """They stand in blocks of their own, which come back as they were."""
+    citations = [{"title": "Terms", "location": {"documentPage": {"documentIndex": 0}}}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"guardContent": {"text": {"text": "Where is 7341?"}}}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"citationsContent": {"content": [{"text": "In Ghent."}], "citations": citations}}
+            ],
+        },
+    ]
+    model = ScriptedModel(says("Yes."))
+    manager = TurnfoldConversationManager("strands", session_id, client=system.nats_url)
+    agent = Agent(
+        model=model,
+        messages=copy.deepcopy(messages),
+        conversation_manager=manager,
+        callback_handler=None,
+    )
+
+    await agent.invoke_async("Sure?")
+
+    assert [one["content"] for one in model.calls[0][:2]] == [one["content"] for one in messages]
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("strands", session_id)
+        page = await session.history(newest=9, after="latest", wait_ms=5_000)
+    contents = [one.message["content"] for one in page.messages]
+    assert contents == ["Where is 7341?", "In Ghent.", "Sure?", "Yes."]
+    assert "documentPage" in str(page.messages[1].message)
