@@ -11,7 +11,6 @@ from turnfold.core.recall.question import (
     question_of,
     related_lookups,
     similar_lookups,
-    stem_of,
 )
 from turnfold.core.recall.ranking import Matches, Speaker, rank, score
 from turnfold.core.recall.region import STRETCH
@@ -75,10 +74,6 @@ def test_the_name_of_a_speaker_is_looked_up_only_where_nothing_else_is_asked() -
     assert asked.lookups_without(()) == list(asked.lookups)
     alone = question_of("Who is Marta?")
     assert alone.lookups_without({"marta"}) == alone.lookups
-
-
-def test_a_stem_never_is_empty() -> None:
-    assert all(stem_of(word) for word in ("s", "es", "ing", "ed", "ies", "y", "ää", "ly"))
 
 
 @pytest.mark.proves("F2")

@@ -22,9 +22,10 @@ FUNCTION_WORDS: Final = frozenset(
 IRREGULAR_FORMS: Final = tuple(
     tuple(forms.split())
     for forms in (
-        "become became", "begin began begun", "bend bent", "bite bit bitten", "blow blew blown",
-        "break broke broken", "bring brought", "build built", "buy bought", "catch caught",
-        "child children", "choose chose chosen", "come came", "deal dealt", "dig dug",
+        "agree agreed", "become became", "begin began begun", "bend bent", "bite bit bitten",
+        "blow blew blown", "break broke broken", "bring brought", "build built", "buy bought",
+        "catch caught", "child children", "choose chose chosen", "come came", "deal dealt",
+        "dig dug",
         "draw drew drawn", "drink drank drunk", "drive drove driven", "eat ate eaten",
         "fall fell fallen", "feed fed", "feel felt", "fight fought", "find found",
         "fly flew flown", "foot feet", "forget forgot forgotten", "freeze froze frozen",
@@ -37,8 +38,8 @@ IRREGULAR_FORMS: Final = tuple(
         "speak spoke spoken", "spend spent", "stand stood", "steal stole stolen", "stick stuck",
         "strike struck", "swear swore sworn", "sweep swept", "swim swam swum", "take took taken",
         "teach taught", "tear tore torn", "tell told", "think thought", "throw threw thrown",
-        "tooth teeth", "understand understood", "wake woke woken", "wear wore worn", "wife wives",
-        "win won", "woman women", "write wrote written",
+        "tooth teeth", "understand understood", "use used using", "wake woke woken",
+        "wear wore worn", "wife wives", "win won", "woman women", "write wrote written",
     )
 )  # fmt: skip
 """Verbs and nouns with their irregular forms, the base form first."""

@@ -8,6 +8,7 @@ from itertools import chain, islice
 from typing import Final
 
 from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS, SIMILAR_WORDS
+from turnfold.core.recall.word_forms import LEAST_PREFIX, short_forms, stem_of
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.search import Lookup, Term, terms_of
 from turnfold.core.text.words import (
@@ -28,16 +29,7 @@ MOST_RELATED: Final = 12
 """The most lookups for words that the best messages share."""
 MOST_SIMILAR: Final = 24
 """The most lookups for words similar to those of a question."""
-LEAST_PREFIX: Final = 4
-"""The shortest word form that is looked up by its beginning."""
 
-_ENDINGS: Final = (
-    ("ies", 2), ("sses", 2), ("ing", 3), ("edly", 3), ("ed", 3), ("ly", 3), ("ment", 4),
-    ("ness", 4), ("ation", 4), ("er", 4), ("es", 3), ("s", 3),
-)  # fmt: skip
-"""English endings, and the minimum of letters before them."""
-_SHORT_ENDINGS: Final = ("", "s", "e", "es", "ed", "er", "ing")
-"""The forms of a word whose stem is too short to be looked up by its beginning."""
 _DIGIT: Final = re.compile(r"\d")
 
 
@@ -73,7 +65,7 @@ def begins_with(request: str, query: str) -> bool:
 def question_of(text: str, *, is_search: bool = False) -> RecallQuestion:
     """Return the lookups of a text: exact values first, then words by all their forms.
 
-    If a text has many words, the longest are looked up, because they are the most selective.
+    If a text has many words, the most selective are looked up.
     English function words are not: a short message of such words alone would outrank an answer.
     They are looked up only in a search that asks for nothing else.
     """
@@ -84,12 +76,17 @@ def question_of(text: str, *, is_search: bool = False) -> RecallQuestion:
     values = sorted(exact_terms(read))[:MOST_VALUES]
     content = [word for word in words if word not in FUNCTION_WORDS]
     forms = dict.fromkeys(form for word in content for form in _forms(word))
-    longest = sorted(forms, key=lambda form: -max(len(term.text) for term in form))
+    longest = sorted(forms, key=_selectivity, reverse=True)
     # Values come first: if there are too many lookups, the last ones are left out.
     lookups = [(Term(value),) for value in values] + longest
     if is_search and not lookups:
         lookups = [(Term(word_term(word)),) for word in words]
     return RecallQuestion(tuple(lookups[:MOST_LOOKUPS]), frozenset(words))
+
+
+def _selectivity(lookup: Lookup) -> int:
+    """Return the length of the longest term: a longer one is rarer, a beginning is less rare."""
+    return max([len(term.text) + (not term.is_prefix) for term in lookup])
 
 
 def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]:
@@ -166,33 +163,7 @@ def _regular(word: str) -> Iterator[Term]:
     if len(stem) >= LEAST_PREFIX:
         yield Term(word_term(stem), is_prefix=True)
         return
-    # After a short stem, English doubles the consonant: `run`, `running`.
-    doubled = stem + stem[-1]
-    forms = {word, *(stem + ending for ending in _SHORT_ENDINGS)}
-    forms |= {doubled + ending for ending in ("ed", "er", "ing")}
-    yield from (Term(word_term(form)) for form in sorted(forms))
-
-
-@cached_text(4_096)
-def stem_of(word: str) -> str:
-    """Return the beginning that the forms of a word share, such as `weld` of `welding`.
-
-    The rules are those of English. A word in another alphabet loses its last two letters, if at
-    least four remain.
-    """
-    if not word.isascii():
-        return word[: max(LEAST_PREFIX, len(word) - 2)]
-    for ending, least in _ENDINGS:
-        if word.endswith(ending) and len(word) - len(ending) >= least:
-            word = word[: -len(ending)]
-            break
-    # `planned` is a form of `plan`, but `filled` one of `fill` and `passed` one of `pass`.
-    if len(word) >= LEAST_PREFIX and word[-1] == word[-2] and word[-1] not in "ls":
-        word = word[:-1]
-    # So that `party` and `parties`, `cache` and `caching` have the same beginning.
-    if len(word) >= LEAST_PREFIX and word[-1] in "eiy":
-        word = word[:-1]
-    return word
+    yield from (Term(word_term(form)) for form in short_forms(word))
 
 
 _BASES: Final = {form: base for base, *others in IRREGULAR_FORMS for form in others}
@@ -201,13 +172,19 @@ _IRREGULAR: Final = {stem_of(base): others for base, *others in IRREGULAR_FORMS}
 """The other forms of irregular words by the stems of their base forms."""
 
 
+def _asked_as(words: Sequence[str]) -> Collection[Lookup]:
+    """Return the lookups of words and of their plurals: those of `kid` and `kids` differ."""
+    plurals = [f"{word[:-1]}ies" if word[-1] == "y" else f"{word}s" for word in words]
+    return dict.fromkeys(chain.from_iterable(map(_each_form, [*words, *plurals])))
+
+
 def _similar_lookups() -> Mapping[Lookup, Sequence[Lookup]]:
     """Return the lookups of similar words by the lookup of each."""
     similar: defaultdict[Lookup, list[Lookup]] = defaultdict(list)
     for words in SIMILAR_WORDS:
-        lookups = dict.fromkeys(lookup for word in words for lookup in _each_form(word))
-        for lookup in lookups:
-            similar[lookup] += lookups
+        lookups = list(dict.fromkeys(chain.from_iterable(map(_each_form, words))))
+        for asked in _asked_as(words):
+            similar[asked] += lookups
     return similar
 
 
