@@ -38,10 +38,6 @@ _EARLIER_NUMBERS = text("SELECT nextval('word_index_segment_ids') FROM generate_
 """The numbers of segments whose words have no marks."""
 
 
-_STRUCTURE = "SELECT block FROM word_index_data WHERE id = 10"
-"""The levels and segments of FTS5."""
-
-
 async def filled(stores: Stores, events: int) -> None:
     """Two sessions with so many events each, indexed."""
     for first in range(0, events, 100):
@@ -317,19 +313,3 @@ async def test_an_erasure_by_an_older_worker_takes_the_segments_with_it(postgres
         )
 
     assert left == [(2,)]
-
-
-async def test_few_segments_of_sqlite_are_read_for_a_word_however_small_the_transactions(
-    tmp_path: Path,
-) -> None:
-    async with sql_stores(new_sqlite(tmp_path)) as stores:
-        for seq in range(1, 31):
-            await stores.ingest(turn(seq, user(f"word {seq}")))
-            await stores.index.index_some()
-
-        levels = await stores.database.snapshot(
-            lambda connection: connection.execute(text(_STRUCTURE)).scalar_one()
-        )
-
-        # A varint each: after eight bytes the levels, the segments, and what was written.
-        assert levels[9] <= 8 if levels[4:8] == b"\xff\0\0\1" else levels[5] <= 8

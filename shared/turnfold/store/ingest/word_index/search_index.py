@@ -201,8 +201,6 @@ _LOCKED = PreparedIn(
 _WAIT = bulk_update(sessions, where=("sid",), values=("unindexed_from",))
 _MARK = Bulk(marked_lines.insert(), ("sid", "position", "lines"))
 _INSERT_SQLITE = Bulk(word_index.insert(), ("rowid", "terms"))
-_MERGE_SQLITE = "INSERT INTO word_index (word_index, rank) VALUES ('merge', 8)"
-"""Merge four small segments, of about eight pages: FTS5 waits for sixteen; a lookup reads each."""
 
 
 def _waiting(
@@ -315,7 +313,6 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessag
         wait.append((unindexed.first(connection, at, [*indexed, *absent]), sid))
     _WAIT.run(connection, wait)
     if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql(_MERGE_SQLITE)
         return []
     insert_segments(connection, added)
     return sessions_to_merge(connection, list(added))
