@@ -14,6 +14,7 @@ from turnfold.core.recall.question import (
 )
 from turnfold.core.recall.ranking import Matches, Speaker, rank, score
 from turnfold.core.recall.region import STRETCH
+from turnfold.core.text.words import word_term
 
 
 @pytest.mark.proves("F2")
@@ -144,6 +145,25 @@ def test_words_similar_to_the_questions_are_looked_up(question: str, answer: str
 
     assert question_of(answer).lookups[0] in similar
     assert not {*similar} & {*question_of(question).lookups}
+
+
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Which cities has he visited?", "chicago"),
+        ("What martial arts did she do?", "kickboxing"),
+        ("all my hobbies", "painted"),
+        ("Which database did we take?", "sqlite"),
+    ],
+)
+def test_any_example_of_the_kind_that_a_question_names_is_looked_up(
+    question: str, answer: str
+) -> None:
+    similar = similar_lookups(question_of(question))
+
+    assert any(term.matches(word_term(answer)) for lookup in similar for term in lookup)
+    assert len(similar) < 12, "one lookup has all examples of a kind"
 
 
 @pytest.mark.proves("L8")

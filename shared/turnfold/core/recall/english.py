@@ -1,4 +1,4 @@
-"""English function words, which are not looked up, irregular forms, and similar words."""
+"""English function words, which are not looked up, irregular forms, similar words, and kinds."""
 
 from typing import Final
 
@@ -13,6 +13,8 @@ FUNCTION_WORDS: Final = frozenset(
         "these they this those through to too under until up upon us very was we were what when "
         "where which while who whom whose why will with would yes yet you your yours yourself "
         "yourselves "
+        # What a question asks for more generally than an answer says it.
+        "aspect aspects different kind kinds many several thing things various "
         # The parts of words with an apostrophe.
         "aren couldn d didn doesn don hadn hasn haven isn ll m re s shouldn t ve wasn weren wouldn"
     ).split()
@@ -99,3 +101,77 @@ SIMILAR_WORDS: Final = tuple(
     )
 )  # fmt: skip
 """Groups of words of which a question often has one and its answer another."""
+
+KINDS: Final = """\
+sport: baseball basketball bowling boxing cricket cycling football golf gymnastics hockey rugby
+sport: running skating skiing snowboarding soccer surfing swimming tennis volleyball
+martial: aikido boxing fencing judo karate kickboxing taekwondo wrestling
+exercise workout fitness: aerobics boxing cycling jogging kickboxing pilates running swimming
+exercise workout fitness: weights yoga
+pet animal: bird cat dog fish hamster horse kitten parrot puppy rabbit snake turtle
+instrument: cello clarinet drum flute guitar harp keyboard piano saxophone trumpet ukulele
+instrument: violin
+art craft: drawing embroidery knitting painting photography pottery sculpture sewing sketch
+art craft: watercolor
+hobby activity pastime leisure: baking bowling camping climbing cooking dancing drawing fishing
+hobby activity pastime leisure: gardening gaming hiking knitting painting photography pottery
+hobby activity pastime leisure: reading running sailing skiing surfing swimming yoga
+country abroad: australia austria brazil britain canada china denmark egypt england france
+country abroad: germany greece india ireland israel italy japan kenya korea mexico netherlands
+country abroad: norway poland portugal russia scotland spain sweden switzerland thailand turkey
+country abroad: ukraine usa
+city town: amsterdam athens atlanta bangkok barcelona beijing berlin boston chicago dallas delhi
+city town: denver dublin houston istanbul lisbon london madrid miami milan moscow mumbai munich
+city town: paris philadelphia phoenix rome seattle shanghai stockholm sydney tokyo toronto
+city town: vancouver vienna
+state: alabama alaska arizona california carolina colorado florida georgia hawaii illinois
+state: indiana massachusetts michigan minnesota nevada ohio oregon pennsylvania tennessee texas
+state: virginia washington wisconsin
+food dish meal cook recipe: bread burger cheese chicken curry fish lasagna noodles pancake pasta
+food dish meal cook recipe: pizza rice salad sandwich soup steak sushi taco vegetable
+dessert sweet bake: brownie cake chocolate cookie cupcake donut muffin pastry pie pudding tart
+drink beverage: beer coffee juice lemonade milk smoothie soda tea water wine
+fruit: apple banana berry cherry grape lemon mango orange peach pear strawberry
+holiday celebrate celebration festival: anniversary birthday christmas diwali easter graduation
+holiday celebrate celebration festival: halloween thanksgiving wedding
+season: autumn spring summer winter
+weather: cloudy fog hail heat rain snow storm sunny wind
+disaster emergency: earthquake fire flood hurricane tornado wildfire
+color colour: black blue brown gray green orange pink purple red silver white yellow
+clothes clothing outfit wear: boots coat dress hat jacket jeans scarf shirt shoes skirt sneakers
+clothes clothing outfit wear: suit sweater
+furniture: bed bookcase chair couch desk lamp shelf sofa table
+jewelry accessory: bracelet earring necklace ring watch
+vehicle transport transportation: bicycle bike boat bus car ferry motorcycle plane scooter ship
+vehicle transport transportation: subway taxi train tram truck van
+profession job occupation career: accountant actor architect artist chef coach dentist designer
+profession job occupation career: developer doctor driver editor engineer journalist lawyer
+profession job occupation career: manager mechanic musician nurse pilot professor programmer
+profession job occupation career: scientist teacher therapist writer
+subject degree major study: biology business chemistry economics engineering history law
+subject degree major study: literature mathematics medicine philosophy physics politics
+subject degree major study: psychology sociology
+genre: action biography comedy drama fantasy horror jazz mystery pop rap rock romance thriller
+game: chess poker puzzle cards console nintendo playstation xbox
+outdoor outdoors nature: beach camping canyon climbing fishing forest hiking kayak lake mountain
+outdoor outdoors nature: park picnic river trail waterfall
+illness disease health condition: allergy anxiety arthritis asthma cancer cold covid depression
+illness disease health condition: diabetes fever flu headache infection injury migraine
+illness disease health condition: pneumonia
+emotion feeling: angry anxious excited grateful happy hopeful lonely nervous proud sad scared
+relative family: aunt brother cousin daughter father grandma grandpa husband mother nephew niece
+relative family: sister son uncle wife
+language: arabic chinese english french german hindi italian japanese korean portuguese russian
+language: spanish turkish
+programming framework library technology: angular django flask java javascript kotlin node
+programming framework library technology: php python rails react ruby rust spring swift
+programming framework library technology: typescript vue
+database: mongodb mysql oracle postgres postgresql redis sqlite
+device gadget electronics: camera computer headphones laptop phone printer router tablet watch
+plant flower: daisy herb lily orchid rose sunflower tree tulip
+religion belief: buddhist christian church hindu islam jewish mosque muslim prayer synagogue
+religion belief: temple
+building place: cafe castle church cinema gallery gym hospital hotel library mall museum office
+building place: park restaurant school shop stadium station store theater zoo
+"""
+"""Words for kinds of things, and examples: a question names a kind, its answer an example."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final
 
-from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS, SIMILAR_WORDS
+from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS, KINDS, SIMILAR_WORDS
 from turnfold.core.recall.word_forms import LEAST_PREFIX, short_forms, stem_of
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.search import Lookup, Term, terms_of
@@ -111,7 +111,10 @@ def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]
 
 
 def similar_lookups(asked: RecallQuestion) -> list[Lookup]:
-    """Return lookups for words similar to those of a question, such as `son` for `kids`."""
+    """Return lookups for words similar to those of a question, such as `son` for `kids`.
+
+    If the question names a kind of things, one more finds any example of it.
+    """
     similar = chain.from_iterable(_SIMILAR.get(lookup, ()) for lookup in asked.lookups)
     others = (lookup for lookup in dict.fromkeys(similar) if lookup not in asked.lookups)
     return list(islice(others, MOST_SIMILAR))
@@ -185,6 +188,16 @@ def _similar_lookups() -> Mapping[Lookup, Sequence[Lookup]]:
         lookups = list(dict.fromkeys(chain.from_iterable(map(_each_form, words))))
         for asked in _asked_as(words):
             similar[asked] += lookups
+    examples: defaultdict[str, list[Term]] = defaultdict(list)
+    for line in KINDS.splitlines():
+        kinds, _, of_kinds = line.partition(":")
+        for word in of_kinds.split():
+            examples[kinds] += chain.from_iterable(_each_form(word))
+    for kinds, terms in examples.items():
+        # One lookup, because any of the examples may be meant.
+        any_example = tuple(dict.fromkeys(terms))
+        for asked in _asked_as(kinds.split()):
+            similar[asked].append(any_example)
     return similar
 
 
