@@ -30,6 +30,11 @@ MOST_RELATED: Final = 12
 MOST_SIMILAR: Final = 24
 """The most lookups for words similar to those of a question."""
 
+_ASKING: Final = frozenset(("i", "me", "mine", "my", "myself"))
+_TOLD_BY_AGENT: Final = re.compile(
+    r"\b(?:did|have) you\b|\byou(?:['’]ve)? (?:\w+[^e\W]ed|gave|said|told)\b"
+)
+"""Such as `did you recommend` and `you suggested`, but not `you need`."""
 _DIGIT: Final = re.compile(r"\d")
 
 
@@ -37,11 +42,13 @@ _DIGIT: Final = re.compile(r"\d")
 class RecallQuestion:
     """The lookups of a request; a message matches a lookup if it holds any of its terms.
 
-    `words` are its words as written, without case: any of them may name a speaker.
+    `words` are its words as written, without case: any of them may name a speaker. It may ask about
+    what the agent told, or about the user who asks; `is_about_agent` is None if it does neither.
     """
 
     lookups: tuple[Lookup, ...]
     words: frozenset[str]
+    is_about_agent: bool | None = None
 
     def lookups_without(self, names: Collection[str]) -> Sequence[Lookup]:
         """Return the lookups without those that find one of these words; all if none is left.
@@ -81,7 +88,11 @@ def question_of(text: str, *, is_search: bool = False) -> RecallQuestion:
     lookups = [(Term(value),) for value in values] + longest
     if is_search and not lookups:
         lookups = [(Term(word_term(word)),) for word in words]
-    return RecallQuestion(tuple(lookups[:MOST_LOOKUPS]), frozenset(words))
+    is_about_agent = _TOLD_BY_AGENT.search(read) is not None
+    is_about_any = is_about_agent or not _ASKING.isdisjoint(words)
+    return RecallQuestion(
+        tuple(lookups[:MOST_LOOKUPS]), frozenset(words), is_about_agent if is_about_any else None
+    )
 
 
 def _selectivity(lookup: Lookup) -> int:

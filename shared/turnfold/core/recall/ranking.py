@@ -20,6 +20,9 @@ NEAR_SPEAKER: Final = 3.0
 
 Others count too, because in a long session most messages belong to talks with other people.
 """
+TELLER: Final = 4.0
+"""The factor for messages of the user if a question is about who asks it, or for messages of the
+agent if it asks what the agent told."""
 LEAST_TOKENS, MOST_TOKENS = 40, 4_096
 LENGTH_POWER: Final = 0.7
 """A score is divided by this power of the tokens, between these two limits."""
@@ -158,6 +161,16 @@ def times_speakers(
     return [
         value * factors.get(ordinal, 1.0) for value, ordinal in zip(values, ordinals, strict=True)
     ]
+
+
+def times_teller(
+    scores: Mapping[int, float], is_own: Sequence[int], *, is_about_agent: bool
+) -> Mapping[int, float]:
+    """Return scores, higher for the messages of the agent, or for all others."""
+    return {
+        ordinal: TELLER * value if bool(is_own[ordinal]) is is_about_agent else value
+        for ordinal, value in scores.items()
+    }
 
 
 def speaker_factors(

@@ -43,7 +43,7 @@ from turnfold.core.recall.quotes import (
     best_lines,
     numbers_of_names,
 )
-from turnfold.core.recall.ranking import rank, score
+from turnfold.core.recall.ranking import rank, score, times_teller
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.forms import Form
@@ -254,7 +254,10 @@ def _chosen(session: SearchedSession, moment: RecallMoment, asked: frozenset[Nam
             return Choice(())
     room = ReadingRoom(session, moment.shown, int(MORE_READ * (moment.room - FRAME_TOKENS)))
     newest = islice(range(known - 1, -1, -1), MOST_FILLED)
-    for ordinal in chain(ranked(session, room.tokens, lambda: room.share_left), newest):
+    # An agent at work needs what its tools returned, whoever asks.
+    weighs_tellers = not moment.share_of_quotes
+    best = ranked(session, room.tokens, lambda: room.share_left, weighs_tellers=weighs_tellers)
+    for ordinal in chain(best, newest):
         room.take(ordinal)
         if room.share_left < LEAST_LEFT:
             break
@@ -263,13 +266,19 @@ def _chosen(session: SearchedSession, moment: RecallMoment, asked: frozenset[Nam
 
 
 def ranked(
-    session: SearchedSession, room: int, share_left: Callable[[], float] = lambda: 1.0
+    session: SearchedSession,
+    room: int,
+    share_left: Callable[[], float] = lambda: 1.0,
+    *,
+    weighs_tellers: bool = False,
 ) -> Iterator[int]:
     """Yield the ordinals of matching messages, best first, up to this many tokens.
 
     In a short session, words similar to the question's count, too, and words that the best messages
     share rank the later ones: both find messages with other words than the question's. The latter
-    are looked up only if a share of the room is left by then.
+    are looked up only if a share of the room is left by then. A question without a named speaker
+    may be about who asks it, or about the agent: then their messages come first, if it
+    `weighs_tellers`.
     """
     number, tokens = len(session.positions), session.tokens
     if session.masks is None:
@@ -278,7 +287,15 @@ def ranked(
         scores = score_masks(session.masks, tokens, number, room, session.speakers)
         similar = session.look_up(similar_lookups(session.question), MOST_PLACES_OF_ADDED)
         add_words(scores, similar, number, SIMILAR)
-    best = rank(scores, tokens, session.speakers)
+    is_about_agent = session.question.is_about_agent
+
+    def ordered() -> list[int]:
+        if is_about_agent is None or not weighs_tellers or session.speakers:
+            return rank(scores, tokens, session.speakers)
+        told = times_teller(scores, session.is_own, is_about_agent=is_about_agent)
+        return rank(told, tokens, ())
+
+    best = ordered()
     first = best[:FIRST_RANKED]
     yield from first
     if first and session.masks is not None and share_left() >= LEAST_LEFT_TO_SEARCH_AGAIN:
@@ -286,8 +303,7 @@ def ranked(
         related = session.look_up(lookups, MOST_PLACES_OF_ADDED)
         add_words(scores, related, number, RELATED)
         known = set(first)
-        again = rank(scores, tokens, session.speakers)
-        yield from (ordinal for ordinal in again if ordinal not in known)
+        yield from (ordinal for ordinal in ordered() if ordinal not in known)
     else:
         yield from best[FIRST_RANKED:]
 

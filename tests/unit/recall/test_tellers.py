@@ -1,0 +1,68 @@
+"""A question about who asks it, or about what the agent told, prefers their messages (F2)."""
+
+import pytest
+
+from turnfold.core.recall.mask_ranking import mask_of
+from turnfold.core.recall.question import question_of
+from turnfold.core.recall.ranking import Speaker
+from turnfold.operations.query.recall_decisions import ranked
+from turnfold.ports.recall import SearchedSession
+
+MESSAGES = 100
+OF_USER, OF_AGENT = 40, 61
+"""A message of each that holds the word of the question; the agent's is newer."""
+
+
+def session(question: str, *speakers: Speaker) -> SearchedSession:
+    return SearchedSession(
+        question=question_of(question),
+        positions=range(MESSAGES),
+        tokens=[50] * MESSAGES,
+        masks=[mask_of([OF_USER, OF_AGENT], MESSAGES)],
+        matches=(),
+        speakers=speakers,
+        look_up=lambda lookups, _: [0 for _ in lookups],
+        texts=lambda ordinals: ["" for _ in ordinals],
+        marked_lines=lambda _: {},
+        is_own=bytearray(ordinal % 2 for ordinal in range(MESSAGES)),
+    )
+
+
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("How much is my rent?", False),
+        ("When did I say I met Laura?", False),
+        ("What did you recommend for my resume?", True),
+        ("Which steps have you suggested to me?", True),
+        ("the plan that you've outlined", True),
+        ("Can you list what I planned?", False),
+        ("What would you need?", None),
+        ("Which lantern does Marta own?", None),
+    ],
+)
+def test_a_question_tells_whose_messages_it_is_about(
+    question: str, *, expected: bool | None
+) -> None:
+    assert question_of(question).is_about_agent is expected
+
+
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize(
+    ("question", "first"),
+    [
+        ("Where is my lantern?", OF_USER),
+        ("Which lantern did you suggest?", OF_AGENT),
+        ("Which lantern burns?", OF_AGENT),
+    ],
+)
+def test_messages_of_whom_a_question_is_about_come_first(question: str, first: int) -> None:
+    assert next(ranked(session(question), 1_000, weighs_tellers=True)) == first
+
+
+@pytest.mark.proves("F2")
+def test_who_asks_matters_neither_to_an_agent_at_work_nor_where_a_speaker_is_named() -> None:
+    assert next(ranked(session("Where is my lantern?"), 1_000)) == OF_AGENT
+    named = session("Where is my lantern, Marta?", Speaker({OF_AGENT}, {OF_AGENT // 6: OF_AGENT}))
+    assert next(ranked(named, 1_000, weighs_tellers=True)) == OF_AGENT
