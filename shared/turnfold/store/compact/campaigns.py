@@ -201,17 +201,13 @@ def _advance(
     )
     # The first compaction of a session may have been restored meanwhile.
     still = [session for session in locked if session.version is not None]
-    opening = [
-        open_regeneration(
-            SessionChange(connection, session, journal, now_ms),
-            wanted,
-            installation,
-            campaign_id=campaign_id,
-        )
-        for session in still
-    ]
-    # Sessions with too many open ones are passed over.
-    opened = [compaction_id for compaction_id in opening if compaction_id is not None]
+    opened = []
+    for session in still:
+        change = SessionChange(connection, session, journal, now_ms)
+        compaction_id = open_regeneration(change, wanted, installation, campaign_id=campaign_id)
+        # A session with too many open ones is passed over.
+        if compaction_id is not None:
+            opened.append(compaction_id)
     journal.write(connection, locked)
     # An open one with these options may belong to a campaign of other sessions.
     owned = sum(row[0] == campaign_id for row in _OWNERS.rows(connection, opened))

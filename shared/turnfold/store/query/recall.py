@@ -329,11 +329,7 @@ def _read(
     ordinals = dict(zip(positions, choice.messages, strict=True))
     ordinals |= {order.positions[ordinal]: ordinal for ordinal, _ in choice.lines}
     ordinals |= zip(partners, order.ordinals(partners), strict=True)
-    recalled = {
-        position: _recalled(message, body, ordinals[position])
-        for position, (message, body) in found.items()
-        if position in ordinals and not message.is_copy
-    }
+    recalled = _recallable(ordinals, found)
     return RecallMaterial(
         [recalled[position] for position in positions if position in recalled],
         [recalled[position] for position in partners if position in recalled],
@@ -343,6 +339,17 @@ def _read(
             if position in recalled
         ],
     )
+
+
+def _recallable(
+    ordinals: Mapping[int, int], stored: Mapping[int, tuple[Message, str]]
+) -> dict[int, RecalledMessage]:
+    """Return the messages at these positions as they may be recalled, without copies."""
+    return {
+        position: _recalled(message, body, ordinals[position])
+        for position, (message, body) in stored.items()
+        if position in ordinals and not message.is_copy
+    }
 
 
 def _partners(connection: SupportsStatements, sid: int, whole: Sequence[Message]) -> set[int]:
