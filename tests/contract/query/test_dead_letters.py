@@ -230,7 +230,7 @@ async def test_sessions_are_listed_page_by_page_each_once(stores: Stores) -> Non
     after = None
     while page := await stores.history.sessions(agent_ids=None, limit=3, after=after):
         seen += [one.session_id for one in page]
-        after = page[-1].sort_key
+        after = page[-1].place
 
     assert seen == ["new-6", "new-7", "new-4", "new-5", "new-2", "new-3", "new-1", "new-99"]
 
