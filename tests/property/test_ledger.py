@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.histories import counter
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.ledger.entries import entry_values
+from turnfold.core.summary.ledger.left_out import LeftOut, mark_of
 from turnfold.core.summary.redaction import readable_sources
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob, word_count
 from turnfold.core.summary.tool_calls.arguments import argument_texts
@@ -271,7 +272,7 @@ def test_same_messages_give_the_same_order(some: list[tuple[Source, ...]], cap: 
         ),
     ),
 )
-def test_whatever_was_stored_beside_the_ledger_its_values_are_carried(
+def test_whatever_was_stored_beside_the_ledger_its_values_are_carried_or_counted(
     some: list[tuple[Source, ...]], sections: dict[str, Any]
 ) -> None:
     ledger = (
@@ -288,9 +289,9 @@ def test_whatever_was_stored_beside_the_ledger_its_values_are_carried(
     draft = extract(SummaryJob(sources=some[0], previous=previous), count=counter())
 
     whole = "\n".join(draft.ledger)
-    assert [
-        value for value in ("/srv/old.py", "350 ms", "12 s", "KX-1", "KX-2") if value not in whole
-    ] == []
+    marks = LeftOut.of(PreviousSummary("", draft.sections)).marks
+    values = ("/srv/old.py", "350 ms", "12 s", "KX-1", "KX-2")
+    assert [text for text in values if text not in whole and mark_of(text) not in marks] == []
 
 
 @pytest.mark.proves("S6", "C54")

@@ -101,22 +101,24 @@ def test_ledger_stays_within_its_cap_and_counts_what_it_left_out() -> None:
 
 @pytest.mark.proves("S6")
 def test_decisions_constraints_commands_and_error_lines_stand_in_the_ledger_to_the_letter() -> None:
-    draft = drafted(
+    failed = "Traceback (most recent call last):\nError: the port is out of range"
+
+    def fixing(number: int) -> tuple[Source, Source]:
+        run = ("bash", '{"command": "cd /w && npm run check -- --fix && ls"}')
+        return assistant("", number, run), tool(failed, number, is_error=True)
+
+    first = drafted(
         user("Let's go with exponential backoff. You must never touch the billing tables.", 1),
-        assistant("", 2, ("bash", '{"command": "cd /w && npm run check -- --fix && ls"}')),
-        tool(
-            "Traceback (most recent call last):\nValueError: port 99999 is out of range",
-            3,
-            is_error=True,
-        ),
+        *fixing(2),
         user("就选这家。预算不能超过500元。", 4),
     )
+    draft = drafted(*fixing(5), previous=first)
 
     assert {
         "decision Let's go with exponential backoff.",
         "constraint You must never touch the billing tables.",
         "command npm run check -- --fix",
-        "error ValueError: port 99999 is out of range",
+        "error Error: the port is out of range",
         "decision 就选这家。",
         "constraint 预算不能超过500元。",
     } <= set(draft.ledger)
@@ -425,7 +427,9 @@ def test_a_sentence_that_the_ledger_cuts_shows_it() -> None:
 def test_a_command_of_the_ledger_is_one_whole_line_and_told_once(
     command: str, told: list[str]
 ) -> None:
-    draft = drafted(user("Do it."), assistant("", 1, ("bash", json.dumps({"command": command}))))
+    run = ("bash", json.dumps({"command": command}))
+    first = drafted(user("Do it."), assistant("", 1, run))
+    draft = drafted(assistant("", 2, run), previous=first)
 
     commands = [entry for entry in draft.ledger if entry.startswith("command ")]
     assert commands == [f"command {step}" for step in told]
@@ -443,8 +447,9 @@ def test_what_every_project_holds_is_a_value_only_if_the_user_states_it() -> Non
     draft = drafted(
         user("Start with package.json."),
         assistant("", 1, ("bash", '{"command": "make check > /dev/null"}')),
-        tool("README.md package.json 127.0.0.1 src/rates.py", 2),
+        tool("README.md\npackage.json\n127.0.0.1\nsrc/rates.py", 2),
         assistant("I looked at README.md and go.mod, too, and at port 8080.", 3),
+        tool("src/rates.py", 4),
     )
 
     values = " ".join(e for e in draft.ledger if not e.startswith("command ")).split()
@@ -455,29 +460,25 @@ def test_what_every_project_holds_is_a_value_only_if_the_user_states_it() -> Non
 
 @pytest.mark.proves("S11")
 def test_a_digit_in_a_word_that_a_tool_printed_is_no_value() -> None:
-    draft = drafted(
-        user("Make a 4-column page."),
-        assistant("", 1, ("read_file", '{"path": "a.css"}')),
-        tool("a 2-space indent, a 3-column grid and b1 in 12-pixel steps", 2),
-    )
+    printed = "a 2-space indent, a 3-column grid and b1 in KX-12 steps"
+    first = drafted(user("Make a 4-column page."), tool(printed, 1))
+    draft = drafted(tool(printed, 2), previous=first)
 
     values = " ".join(draft.ledger).split()
-    named = ("4-column", "2-space", "3-column", "b1", "12-pixel")
-    assert [name for name in named if name in values] == ["4-column", "12-pixel"]
+    named = ("4-column", "2-space", "3-column", "b1", "KX-12")
+    assert [name for name in named if name in values] == ["4-column", "KX-12"]
 
 
 @pytest.mark.proves("S11")
-def test_measures_that_only_tools_printed_are_left_out_first() -> None:
+def test_measures_that_only_tools_printed_have_no_entry_beside_calls() -> None:
     run = " ".join(f"took {at}.4 ms" for at in range(20))
-    paths = [f"/srv/app/part{chr(97 + at)}/main.py" for at in range(6)]
-    draft = drafted(
-        user("Keep it below 350 ms."),
-        tool(" ".join([run, *paths]), 1),
-        assistant("A call takes 270 ms now.", 2),
-        tool(run, 3),
-        tool(run, 4),
-        ledger_max_tokens=110,
+    first = drafted(
+        user("Keep it below 350 ms."), reading("/srv/app/main.py"), tool(run, 1), tool(run, 2)
     )
+    second = drafted(assistant("A call takes 270 ms.", 3), tool(run, 4), previous=first)
+    third = drafted(assistant("It still takes 270 ms.", 5), tool(run, 6), previous=second)
 
-    ledger = "\n".join(draft.ledger)
-    assert [value for value in ("350 ms", "270 ms", *paths) if value not in ledger] == []
+    assert [entry for entry in third.ledger if entry.startswith("measure ")] == [
+        "measure 350 ms",
+        "measure 270 ms",
+    ]

@@ -122,17 +122,6 @@ def test_what_identifies_nothing_in_the_output_of_tools_leaves_with_its_line() -
 
 
 @pytest.mark.proves("S11")
-def test_what_an_assistant_tells_in_a_line_is_not_lost_with_the_line() -> None:
-    line = "run_queue(KX-90210) goes on 4.17.2 at 10:45"
-    again = "of the jobs in run_queue, KX-90210 waits again for what came long before it"
-    first = drafted(assistant(line, 1), *read(2, again))
-    second = drafted(*read(3, "x"), *read(4, "y"), previous=first, ledger_max_tokens=36)
-
-    assert lines_of(first) == [line]
-    assert second.ledger == ("ticket KX-90210", "time 10:45", "version 4.17.2")
-
-
-@pytest.mark.proves("S11")
 def test_what_every_project_holds_and_names_alone_are_no_lines() -> None:
     text = "see README.md and node_modules in JavaScript\nsrc/app/main.py\n"
 
@@ -172,20 +161,29 @@ def test_the_record_of_names_keeps_those_used_most() -> None:
 
 
 @pytest.mark.proves("S11")
-def test_commands_that_nobody_ran_again_leave_first() -> None:
-    once = [
-        assistant("", at, ("bash", json.dumps({"command": f"make part{chr(97 + at)}"})))
-        for at in range(9)
-    ]
-    again = assistant("", 10, ("bash", '{"command": "make docs"}'))
-    paths = [f"/srv/app/part{chr(97 + at)}/main.py" for at in range(6)]
-    first = drafted(*once, again, tool(" ".join(paths), 11))
+def test_what_probably_nobody_names_again_has_no_entry_even_if_there_is_room() -> None:
+    def running(number: int, *commands: str) -> Source:
+        calls = [("bash", json.dumps({"command": command})) for command in commands]
+        return assistant("", number, *calls)
 
-    second = drafted(again, previous=first, ledger_max_tokens=110)
+    installer = "Get:7 libc6-dev 2.36-9 in /var/lib/apt/lists/deb.example_dists_main"
+    first = drafted(
+        user("Pack it for ticket OPS-4711.", 1),
+        running(2, "make install", "make docs"),
+        tool(f"{installer}\nwrote job KX-90210", 2),
+        assistant("It is booked as BK-5512.", 3),
+    )
+    second = drafted(running(4, "make docs"), tool("job KX-90210 waits", 4), previous=first)
 
-    kept = "\n".join(second.ledger)
-    assert [value for value in ("command make docs", *paths) if value not in kept] == []
-    assert "command make parta" not in kept
+    assert first.ledger == ("ticket OPS-4711", "ticket BK-5512", first.ledger[-1])
+    assert second.ledger == (
+        "ticket OPS-4711",
+        "command make docs",
+        "line job KX-90210 waits",
+        "ticket BK-5512",
+        second.ledger[-1],
+    )
+    assert second.ledger[-1].startswith("left_out ")
 
 
 @pytest.mark.proves("S11")

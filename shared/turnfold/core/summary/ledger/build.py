@@ -122,7 +122,7 @@ def _collected(
     add_files(values, files)
     for text in [text for text, candidate in values.items() if _is_common(candidate)]:
         del values[text]
-    if lines or any(source.calls for source in sources):
+    if uses or any(source.calls for source in sources):
         lines |= read_lines(sources, uses)
         uses.add_following(job.following)
     return _Collected(values, lines, left_out, uses, is_repeated=False)
@@ -151,11 +151,14 @@ def _best_of(
 ) -> list[LedgerEntry]:
     """Return the entries of the best values and lines that fit.
 
-    Values in no chosen line take what the lines leave, and at least their share.
+    Values in no chosen line take what the lines leave, and at least their share. If names are
+    counted, only values that are likely used again have an entry.
     """
     weights = uses.weights()
     for candidate in values:
         candidate.use_weight = weights.get(number_of_name(candidate.value.text), 0.0)
+    if uses:
+        values = [candidate for candidate in values if candidate.is_likely_used]
     room_of_values = int(VALUES_SHARE * room_tokens) if lines else room_tokens
     entries = best_entries(values, room_of_values, count)
     room_of_lines = room_tokens - tokens_of(entries, count) - 1

@@ -16,8 +16,7 @@ MAX_TIMES = 99
 
 PATH_KINDS = frozenset({"path", "modified", "read"})
 MEASURE = "measure"
-_WORTH_IF_UNLIKELY = 0.3
-"""The factor for measures that only tools printed and commands of one version: few recur."""
+_IDENTIFIERS = frozenset({"uuid", "ticket", "id", "email", "phone"})
 _DIGIT, _PUNCTUATION = re.compile(r"\d"), re.compile(r"[^A-Za-z0-9]")
 
 
@@ -84,13 +83,27 @@ class Candidate:
         return self.value.kind == "modified"
 
     @property
+    def is_likely_used(self) -> bool:
+        """Whether the session will probably name the value again, so that it is worth an entry.
+
+        The user stated it, a tool read or modified that file, it is an identifier that the agent
+        named, or it recurs. A command recurs if messages of this version ran it again. A measure
+        that only tools printed never does.
+        """
+        kind, is_named = self.value.kind, self.rank >= RANK_BY_ASSISTANT
+        if self.is_stated or kind in ("modified", "read") or (is_named and kind in _IDENTIFIERS):
+            return True
+        if kind == "command":
+            return self.is_new and self.times > 1
+        if kind == MEASURE and not is_named:
+            return False
+        return self.times > 1 or self.use_weight > 0
+
+    @property
     def utility(self) -> float:
         """The worth of the value per token; it is repeated if it came back after a summary."""
         is_command = self.value.kind == "command"
         worth = worth_of(self.rank, is_repeated=self.times > 1, is_command=is_command)
-        is_printed_measure = self.value.kind == MEASURE and self.rank < RANK_BY_ASSISTANT
-        if is_printed_measure or (is_command and self.times == 1):
-            worth *= _WORTH_IF_UNLIKELY
         return (worth + self.use_weight) / self.token_estimate
 
 

@@ -48,8 +48,7 @@ def carried_candidates(
 ) -> tuple[dict[str, Candidate], dict[str, Candidate]]:
     """Return the values of the previous version's ledger by text, and its lines.
 
-    A value in a line is one of the values too, because the line may leave the ledger, unless a tool
-    printed it and it identifies nothing without its line.
+    A value in a line is one of the values too, because the line may leave the ledger.
     """
     candidates: dict[str, Candidate] = {}
     lines: dict[str, Candidate] = {}
@@ -64,10 +63,7 @@ def carried_candidates(
             kept = lines if value.kind == LINE else candidates
             kept.setdefault(value.text, Candidate(value, *origin, is_new=False))
     for line in lines.values():
-        is_printed = line.rank < RANK_BY_ASSISTANT
         for value in values_in(line.value.text):
-            if is_printed and _is_vague(value):
-                continue
             origin = Origin(line.message_ids, RANK_BY_TOOL + KIND_WEIGHTS[value.kind])
             candidates.setdefault(value.text, Candidate(value, *origin, is_new=False))
     return candidates, lines

@@ -25,7 +25,6 @@ from turnfold.core.summary.tool_calls.arguments import parsed_arguments
 from turnfold.core.text.names import NamedLine, named_lines, names_in
 from turnfold.core.text.values import (
     KIND_WEIGHTS,
-    RANK_BY_ASSISTANT,
     RANK_BY_TOOL,
     Value,
     values_in,
@@ -49,15 +48,13 @@ def read_lines(sources: Sequence[Source], uses: NameUses) -> dict[str, Candidate
     used: list[Collection[NameNumber]] = []
     for order, source in enumerate(sources, start=1):
         names: set[str] = set()
-        # Versions and times in a line that a tool printed leave the ledger with it.
-        rank = RANK_BY_TOOL if source.role == "tool" else RANK_BY_ASSISTANT
         for line in islice(_lines_of(source), MOST_LINES):
             names |= line.names
             # A line with only a name is no better than a value.
             if line.text.isprintable() and line.text not in line.names:
                 value = Value(LINE, line.text)
                 found[line.text] = Candidate(
-                    value, (source.message_id,), rank + KIND_WEIGHTS[LINE], order=order
+                    value, (source.message_id,), RANK_BY_TOOL + KIND_WEIGHTS[LINE], order=order
                 )
         used.append(name_numbers(names))
     uses.add_covered(used)

@@ -19,11 +19,13 @@ SECTION: Final = "names"
 DECAY_MESSAGES: Final = 60
 """After this many messages, the weight of a use has fallen by a factor of e."""
 MOST_NAMES: Final = 500
-MOST_USES: Final = 255
-LEAST_USES: Final = 2
-_ITEM: Final = struct.Struct("<IeB")
-_LEAST_WEIGHT: Final = 0.01
-_MOST_WEIGHT: Final = 1_000.0
+LEAST_WEIGHT: Final = 1.75
+"""A name that messages used less has no worth: 57% of lines with such names are useful, 90% of
+others."""
+_ITEM: Final = struct.Struct("<Iex")
+"""A name's number and weight. Records of an earlier release have a count in the last byte."""
+_LEAST_STORED: Final = 0.01
+_MOST_STORED: Final = 1_000.0
 _COMMON_NAMES = (
     "README.md package.json package-lock.json node_modules tsconfig.json index.html index.js "
     "index.ts main.py app.py setup.py __init__ __init__.py __main__ __name__ __pycache__ mix.exs "
@@ -39,23 +41,15 @@ COMMON: Final = frozenset(map(number_of_name, _COMMON_NAMES.split()))
 
 
 @dataclass(slots=True)
-class _Use:
-    """The decayed sum of a name's uses, and the number of messages that used it."""
-
-    weight: float
-    messages: int
-
-
-@dataclass(slots=True)
 class NameUses:
-    """The uses of names in the covered messages, and in those that follow them.
+    """The decayed uses of names in the covered messages, and in those that follow them.
 
     Mutable: messages are added in order. The uses of following messages are not stored, because
     the version that covers those messages will count them.
     """
 
-    _covered: dict[NameNumber, _Use] = field(default_factory=dict)
-    _following: dict[NameNumber, _Use] = field(default_factory=dict)
+    _covered: dict[NameNumber, float] = field(default_factory=dict)
+    _following: dict[NameNumber, float] = field(default_factory=dict)
     _messages_following: int = 0
 
     @classmethod
@@ -66,12 +60,16 @@ class NameUses:
         packed = packed[: len(packed) // _ITEM.size * _ITEM.size]
         return cls(
             {
-                number: _Use(weight, messages)
-                for number, weight, messages in _ITEM.iter_unpack(packed)
+                number: weight
+                for number, weight in _ITEM.iter_unpack(packed)
                 # A half float may be infinite or NaN: neither passes both comparisons.
-                if 0 < weight < _MOST_WEIGHT
+                if 0 < weight < _MOST_STORED
             }
         )
+
+    def __bool__(self) -> bool:
+        """Return whether names were counted, which is so in conversations with tools."""
+        return bool(self._covered)
 
     def add_covered(self, names_of_messages: Sequence[Collection[NameNumber]]) -> None:
         """Add the names of the messages that this version covers in addition."""
@@ -87,36 +85,35 @@ class NameUses:
         """Return the worth of each name that recurs: frequency x e^(-age / 60 messages)."""
         fade = exp(-self._messages_following / DECAY_MESSAGES)
         found: dict[NameNumber, float] = {}
-        for number, use in self._covered.items():
-            later = self._following.get(number)
-            messages = use.messages + (later.messages if later else 0)
-            if messages >= LEAST_USES and number not in COMMON:
-                found[number] = fade * use.weight + (later.weight if later else 0.0)
+        for number, weight in self._covered.items():
+            worth = fade * weight + self._following.get(number, 0.0)
+            if worth >= LEAST_WEIGHT and number not in COMMON:
+                found[number] = worth
         return found
 
     def as_json(self) -> str:
         """Return the record as a version stores it: the names used most, within a limit."""
         # Equal weights are ordered by number, so that the same uses give the same record.
-        best = sorted(self._covered.items(), key=lambda item: (-item[1].weight, item[0]))
+        best = sorted(self._covered.items(), key=lambda item: (-item[1], item[0]))
         return b64encode(
             b"".join(
-                _ITEM.pack(number, use.weight, use.messages)
-                for number, use in best[:MOST_NAMES]
-                if use.weight >= _LEAST_WEIGHT
+                _ITEM.pack(number, weight)
+                for number, weight in best[:MOST_NAMES]
+                if weight >= _LEAST_STORED
             )
         ).decode("ascii")
 
 
-def _add(uses: dict[NameNumber, _Use], names_of_messages: Sequence[Collection[NameNumber]]) -> None:
+def _add(
+    uses: dict[NameNumber, float], names_of_messages: Sequence[Collection[NameNumber]]
+) -> None:
     """Add messages after those counted so far, which become older."""
     added = len(names_of_messages)
     fade = exp(-added / DECAY_MESSAGES)
     # One decay for all of them, then each by its age: the sum is that of single messages.
-    for use in uses.values():
-        use.weight *= fade
+    for number in uses:
+        uses[number] *= fade
     for age, names in zip(range(added - 1, -1, -1), names_of_messages, strict=True):
         weight = exp(-age / DECAY_MESSAGES)
         for number in names:
-            use = uses.setdefault(number, _Use(0.0, 0))
-            use.weight += weight
-            use.messages = min(MOST_USES, use.messages + 1)
+            uses[number] = uses.get(number, 0.0) + weight
