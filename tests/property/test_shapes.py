@@ -531,6 +531,29 @@ def test_a_call_that_the_provider_ran_has_its_result_also_if_the_turn_was_paused
         assert used in (found, [*found, "srv_11"])
 
 
+@pytest.mark.proves("L5", "L1")
+@pytest.mark.parametrize("one", [["a"], {"a": 1}, None])
+def test_ids_of_calls_that_a_provider_runs_may_be_any_json(one: Any) -> None:
+    asked = {"role": "user", "content": "Roll."}
+    blocks = [{"type": "mcp_tool_use", "id": one}, {"type": "mcp_tool_result", "tool_use_id": one}]
+    items: list[Json] = [
+        {"type": "mcp_approval_request", "id": one},
+        {"type": "mcp_approval_response", "approval_request_id": one, "approve": True},
+    ]
+    answer = {"role": "assistant", "content": blocks}
+    session = shaped_session([("anthropic", [asked, answer])])
+    shown, _ = session.shown(
+        plan(session.stored, WindowRequest(shape=Shape.ANTHROPIC), PRESETS["balanced"])
+    )
+    assert shown[1] == answer
+
+    session = shaped_session([("responses", [asked, *items])])
+    shown, _ = session.shown(
+        plan(session.stored, WindowRequest(shape=Shape.RESPONSES), PRESETS["balanced"])
+    )
+    assert shown[1:] == items
+
+
 @pytest.mark.proves("W6", "L5")
 @pytest.mark.parametrize("budget", [300, 600, FULL])
 @pytest.mark.parametrize("name", ["read", ""])

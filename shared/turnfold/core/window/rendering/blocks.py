@@ -88,7 +88,7 @@ def paired_blocks(messages: tuple[str, ...]) -> tuple[str, ...]:
 
 def _alone(messages: Sequence[Mapping[str, Any]]) -> set[tuple[int, int]]:
     """Return the places of calls without a result, and of results without a call before."""
-    calls: dict[Any, tuple[int, int]] = {}
+    calls: dict[str, tuple[int, int]] = {}
     alone: set[tuple[int, int]] = set()
     for place, message in enumerate(messages):
         if message["role"] == "user" and not is_result(message["content"][0]):
@@ -96,10 +96,11 @@ def _alone(messages: Sequence[Mapping[str, Any]]) -> set[tuple[int, int]]:
             alone |= set(calls.values())
             calls = {}
         for number, block in enumerate(message["content"]):
-            kind = f'{block.get("type")}"'
+            # Ids may be any JSON.
+            kind, call_id = f'{block.get("type")}"', str(block.get("tool_use_id"))
             if kind.endswith(_RAN):
-                calls[block.get("id")] = place, number
-            elif kind.endswith(_RESULT) and calls.pop(block.get("tool_use_id"), None) is None:
+                calls[str(block.get("id"))] = place, number
+            elif kind.endswith(_RESULT) and calls.pop(call_id, None) is None:
                 alone.add((place, number))
     return alone
 

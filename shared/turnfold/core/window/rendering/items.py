@@ -145,15 +145,16 @@ def sendable(texts: Sequence[str], ids: Sequence[Ids]) -> tuple[tuple[str, ...],
 
 def _with_requests(texts: Sequence[str]) -> list[str]:
     """Return items of which each answer to a request for approval has its request."""
-    requested: set[Any] = set()
+    requested: set[str] = set()
     shown: list[str] = []
     for text in texts:
         # Few items are of these types, and JSON takes long to read.
         item = json.loads(text) if _APPROVAL in text else {}
         kind = kind_of(item)
         if kind == _REQUEST:
-            requested.add(item.get("id"))
-        is_alone = kind == _ANSWER and item.get("approval_request_id") not in requested
+            # An id may be any JSON.
+            requested.add(str(item.get("id")))
+        is_alone = kind == _ANSWER and str(item.get("approval_request_id")) not in requested
         shown.append(item_text(json_text(_chat_of(item))) if is_alone else text)
     return shown
 
