@@ -126,6 +126,7 @@ PDF: Json = {
         },
         {"type": "document", "source": {"type": "content", "content": [PDF]}},
         {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "new", "page": PDF}]},
+        {"type": "tool_result", "tool_use_id": "c1", "content": {"type": "new", "page": PDF}},
     ],
 )  # fmt: skip
 @pytest.mark.proves("S2", "T2", "L6")

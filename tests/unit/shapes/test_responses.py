@@ -83,6 +83,9 @@ def test_an_image_that_a_model_made_is_told_without_its_bytes() -> None:
         },
         {"type": "message", "role": "user", "content": [{"type": "computer_screenshot", "image_url": PNG}]},
         {"type": "screen_recorded", "role": "user", "frame": PNG},
+        {"type": "message", "role": "user", "content": [{"type": "input_video", "video_url": PNG}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_image", "image_url": PNG}]},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_video", "video_url": PNG}]},
     ],
 )  # fmt: skip
 @pytest.mark.proves("S2", "T2", "L6")

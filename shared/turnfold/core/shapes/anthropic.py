@@ -192,7 +192,7 @@ def _files(content: Sequence[Any]) -> int:
     for block in content:
         if is_result(block):
             inner = block.get("content")
-            files += _files(inner) if isinstance(inner, list) else 0
-        elif not (is_call(block) or is_thinking(block)) and _media(block) is None:
-            files += files_in(block)
+            files += _files(inner if isinstance(inner, list) else [inner])
+        elif isinstance(block, Mapping) and not (is_call(block) or is_thinking(block)):
+            files += files_in(block) if _media(block) is None else 0
     return files

@@ -33,6 +33,12 @@ CALL: Final = "_call"
 _FROM_CLIENT: Final = (OUTPUT, "_response", "_reference")
 """The endings of the types of items that are not part of a response."""
 
+_SAID: Final = ("text", "output_text")
+_TEXTS: Final = (*_SAID, "input_text")
+_IMAGES: Final = ("input_image", "computer_screenshot")
+_GIVEN: Final = (*_TEXTS, *_IMAGES, "input_file", "input_audio")
+"""The types of parts of the model and of the client that a chat has, too."""
+
 _ARGUMENTS: Final = ("action", "operation")
 """The fields of calls that hold what the tools of OpenAI are to do."""
 
@@ -115,9 +121,7 @@ def _response(items: Sequence[Item], texts: Sequence[str], start: int) -> Iterat
     message = response_message(items)
     element = Element.ITEM
     for index, (item, text) in enumerate(zip(items, texts, strict=True), start=start):
-        is_json = not is_call(item) and kind_of(item) not in (MESSAGE, REASONING, IMAGE)
-        files = files_in(item) if is_json else 0
-        yield ChatView(message, text, element, index, _extra(item), files=files)
+        yield ChatView(message, text, element, index, _extra(item), files=_files_of_model(item))
         # The first item holds the message of the whole response; the others join it.
         message, element = NOTHING_SAID, Element.JOINED
 
@@ -163,6 +167,24 @@ def _text_of_part(part: Any) -> str:
     return part if isinstance(part, str) else told(part)
 
 
+def _files_of_model(item: Item) -> int:
+    """Return the number of media in what a chat shows of an item of the model as JSON."""
+    kind = kind_of(item)
+    if kind in (REASONING, IMAGE) or is_call(item):
+        return 0
+    return _files(item.get("content"), _SAID) if kind == MESSAGE else files_in(item)
+
+
+def _files(content: object, shown: Sequence[str]) -> int:
+    """Return the number of media in parts that a chat shows as JSON, which are not `shown`."""
+    parts = content if isinstance(content, list) else ()
+    return sum(
+        files_in(part)
+        for part in parts
+        if isinstance(part, Mapping) and part.get("type") not in shown
+    )
+
+
 def _chat_call(item: Item) -> dict[str, Any]:
     kind, call_id = kind_of(item), item.get("call_id")
     if kind == CUSTOM:
@@ -185,12 +207,14 @@ def _from_client(item: Item, text: str, index: int) -> ChatView:
     if kind == MESSAGE:
         content = chat_content(item.get("content"))
         message = {"role": item["role"], "content": content}
-        return ChatView(message, text, Element.ITEM, index, _extra(item))
+        files = _files(item.get("content"), _GIVEN)
+        return ChatView(message, text, Element.ITEM, index, _extra(item), files=files)
     is_result = "output" in item or item.get("execution") == "client"
     if kind.endswith(OUTPUT) and isinstance(call_id, str) and is_result:
         content = chat_content(item["output"]) if "output" in item else _fields_text(item)
         result = {"role": "tool", "tool_call_id": call_id, "content": content}
-        return ChatView(result, text, Element.ITEM, index, _extra(item))
+        files = _files(item.get("output"), _GIVEN)
+        return ChatView(result, text, Element.ITEM, index, _extra(item), files=files)
     message, files = {"role": "user", "content": told(item)}, files_in(item)
     return ChatView(message, text, Element.ITEM, index, is_meta=True, files=files)
 
@@ -210,9 +234,9 @@ def chat_content(content: object) -> Any:
 
 def _chat_part(part: Any) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
+    if kind in _TEXTS and isinstance(part.get("text"), str):
         return text_part(part["text"])
-    if kind in ("input_image", "computer_screenshot"):
+    if kind in _IMAGES:
         return _chat_image(part)
     if kind == "input_file":
         fields = {name: value for name, value in part.items() if name != "type"}
