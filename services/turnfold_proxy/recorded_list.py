@@ -34,14 +34,15 @@ class RecordedList:
 class SessionState:
     """The newest call of a session, by number, and what keeps its calls in order.
 
-    `begun` is the newest call whose list the session was made equal to, or may have been.
+    `begun` is the newest call whose list the session was made equal to, or may have been; before
+    that, the first call. It is newer than all calls before an erasure.
     `recorded` is None if the session must be asked what it holds. `factor` is that of the model,
     as it was when `factor_of` described the session.
     """
 
+    begun: int
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     newest: int = 0
-    begun: int = 0
     recorded: RecordedList | None = None
     factor: float | None = None
     factor_of: Hashable = None
@@ -55,8 +56,8 @@ class SessionState:
         if is_newest and is_whole:
             return False
         if recorded is None:
-            # Newer calls may not have reached the session; an erased one has forgotten this call.
-            return not self.begun <= number <= self.newest
+            # Newer calls may not have reached the session.
+            return number < self.begun
         if recorded.listed == ListBytes(elements).digest:
             # Of equal calls at once, the caller leaves all for the first whole answer.
             return recorded.is_answered

@@ -152,8 +152,9 @@ class Recorder:
             RequestError, RecursionError: Turnfold cannot take part in this call.
         """
         self._pauses.check(call.key)
-        state = self._state(call)
-        number = state.newest = next(self._numbers)
+        number = next(self._numbers)
+        state = self._states.setdefault(call.key, SessionState(begun=number))
+        state.newest = number
         own_bytes = ListBytes(call.conversation.elements)
         if (continued := self._continued(call, own_bytes, number)) is not None:
             self._begin(self._refreshed(call, own_bytes, number, state))
@@ -175,9 +176,10 @@ class Recorder:
         The task returns whether it is recorded: a newer call may show that it is late.
         """
         call, number = prepared.call, prepared.number
-        state, own = self._state(call), call.conversation.elements
-        is_idle = not state.lock.locked()
-        if not answer.elements or (is_idle and state.is_late(number, own, is_whole=is_whole)):
+        state, own = self._states.get(call.key), call.conversation.elements
+        if state is None or not answer.elements:
+            return None
+        if not state.lock.locked() and state.is_late(number, own, is_whole=is_whole):
             return None
         return self._begin(self._recorded(prepared, answer, state, is_whole=is_whole))
 
@@ -389,6 +391,3 @@ class Recorder:
                 return False
             await mirror_all(event, elements)
             return True
-
-    def _state(self, call: Call) -> SessionState:
-        return self._states.setdefault(call.key, SessionState())

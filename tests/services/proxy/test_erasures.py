@@ -10,6 +10,13 @@ from tests.provider import completion
 from tests.running_system import eventually
 from tests.services.proxy.conftest import ProxyScene
 from turnfold.client import Session
+from turnfold.client.erasures import ErasureSignals
+from turnfold.contracts.erasures import ErasedSessions
+from turnfold_proxy.apis import APIS
+from turnfold_proxy.apis.api import ModelAnswer
+from turnfold_proxy.erasures import OnErased
+from turnfold_proxy.pauses import Pauses
+from turnfold_proxy.recorder import Call, Recorder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -121,6 +128,65 @@ async def test_an_answer_to_a_call_before_an_erasure_is_not_recorded_after_it(
     await eventually(lambda: _of_length(scene, "fence", 2))
 
     assert await scene.parts.rows("SELECT 1 FROM messages_view WHERE session_id = 'late'") == []
+
+
+class _HeldSignals(ErasureSignals):
+    """Signals that begin when a gate opens, as while the bus does not answer."""
+
+    def __init__(self, signals: ErasureSignals) -> None:
+        self._signals = signals
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.has_begun = asyncio.Event()
+
+    @property
+    def connection(self) -> int | None:
+        return self._signals.connection
+
+    async def begin(self) -> None:
+        self.has_begun.set()
+        await self.gate.wait()
+        await self._signals.begin()
+
+
+@pytest.mark.proves("A6", "G10")
+async def test_an_answer_to_a_call_before_an_erasure_is_not_recorded_after_a_newer_call_was_left(
+    scene: ProxyScene,
+) -> None:
+    """The newer call was not recorded, so the session has nothing that shows that it is late."""
+    client, has_erased, held = scene.client, asyncio.Event(), list[_HeldSignals]()
+
+    def erasures(agent_id: str, on_erased: OnErased) -> ErasureSignals:
+        def on_signal(erased: ErasedSessions) -> None:
+            on_erased(erased)
+            has_erased.set()
+
+        held.append(_HeldSignals(client.erasures(agent_id, on_signal)))
+        return held[0]
+
+    recorder = Recorder(client.session, erasures, Pauses(), wait_seconds=60)
+    api, body = APIS[PATH], {"messages": [{"role": "user", "content": "Where is 7341?"}]}
+    conversation = api.conversation(body)
+    assert conversation is not None
+    call = Call(api, AGENT, "left", body, conversation, None)
+    prepared = await recorder.prepare(call)
+    session = client.session(AGENT, "left")
+    await session.erase()
+    await has_erased.wait()
+
+    held[0].gate.clear()
+    held[0].has_begun.clear()
+    newer = asyncio.ensure_future(recorder.prepare(call))
+    await held[0].has_begun.wait()
+    answer = ModelAnswer([{"role": "assistant", "content": "It left Ghent."}])
+    recorder.record(prepared, answer, is_whole=True)
+    newer.cancel()
+    held[0].gate.set()
+    await recorder.close()
+    await sent(scene, "left fence", [{"role": "user", "content": "Is all of it stored?"}])
+    await eventually(lambda: _of_length(scene, "left fence", 2))
+
+    assert await scene.parts.rows("SELECT 1 FROM messages_view WHERE session_id = 'left'") == []
 
 
 async def _of_length(
