@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
-from tests.shaped import decoded
+from tests.histories import plan
+from tests.shaped import decoded, shaped_session
+from turnfold.core.policy.presets import PRESETS
 from turnfold.core.shapes.responses import chat_views, items_of
 from turnfold.core.text.tokens import text_of
+from turnfold.core.window.window import WindowRequest
+from turnfold.messages import Shape
 from turnfold.shapes import responses_from_chat
 
 URL = "https://example.com/a.png"
@@ -112,3 +116,27 @@ def test_media_that_items_do_not_have_cost_no_more_than_they_are_counted(
 
     assert "QUJD" not in json.dumps(item)
     assert f"[{kind} left out]" in json.dumps(item)
+
+
+@pytest.mark.proves("W2", "L6")
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"content": "Wait."}, {"refusal": "No."}, {"audio": {"id": "a", "transcript": "Wait."}}],
+)
+def test_an_answer_with_calls_is_counted_as_the_items_that_it_becomes(said: dict[str, Any]) -> None:
+    function = {"name": "track", "arguments": "{}"}
+    calls = [{"id": one, "type": "function", "function": function} for one in ("c1", "c2")]
+    turn = [
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": None, "tool_calls": calls, **said},
+        *({"role": "tool", "tool_call_id": one["id"], "content": "Ghent"} for one in calls),
+    ]
+    session = shaped_session([("chat", turn)] * 4)
+    over = set()
+
+    for most in range(6, 24):
+        asked = WindowRequest(shape=Shape.RESPONSES, max_messages=most)
+        items, _ = session.shown(plan(session.stored, asked, PRESETS["balanced"]))
+        over.add(len(items) - most)
+
+    assert max(over) == 0

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from turnfold.core.text.tokens import MESSAGE_TOKENS
 from turnfold.core.window.framing import Placement, SummarySize
 from turnfold.messages import CompactionId, Message, Shape
 
@@ -51,4 +52,7 @@ def extra_items(message: Message) -> int:
     """
     if not message.calls or message.element.shape is Shape.RESPONSES:
         return 0
-    return len(message.calls) - (not message.content_tokens)
+    of_calls = sum([call.tokens for call in message.calls])
+    # A refusal or a transcript beside the content is a text, too.
+    is_silent = message.tokens - message.reasoning_tokens <= MESSAGE_TOKENS + of_calls
+    return len(message.calls) - is_silent
