@@ -248,8 +248,16 @@ def _with_extra(
     tokens = message.tokens + (count(view.extra) if view.extra else 0) + view.files * image_tokens
     # Only the user message is marked, not the results that were published with it.
     is_meta = message.is_meta and message.role == "user"
+    digest = message.content_digest
+    if digest is not None and view.files:
+        # The chat view of two results may differ in nothing but the bytes that it leaves out.
+        digest = _digest_of_content({"content": json.loads(view.text)})
     return message._replace(
-        tokens=tokens, is_meta=is_meta, element=int(view.element), is_error=view.is_error
+        tokens=tokens,
+        is_meta=is_meta,
+        content_digest=digest,
+        element=int(view.element),
+        is_error=view.is_error,
     )
 
 
