@@ -194,6 +194,7 @@ def test_a_result_of_a_tool_nobody_named_is_normal() -> None:
         "git diff --stat",
         ["bash", "-lc", "ls -la"],
         ["cat", "a.txt"],
+        ["grep", "-c", "TODO", "a.txt"],
     ],
 )
 def test_shell_commands_that_only_look_are_low(command: Any) -> None:
@@ -211,6 +212,7 @@ def test_shell_commands_that_only_look_are_low(command: Any) -> None:
     "command",
     [
         "rm -rf build",
+        ["gcc", "-c", "cat"],
         "ls && rm a",
         "cat a > b",
         "cat <<EOF\nx\nEOF",

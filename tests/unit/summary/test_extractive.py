@@ -126,6 +126,7 @@ def test_modified_wins_over_read_and_is_carried_over_versions() -> None:
         ("apply_patch", '{"input": "*** Update File: src/q.py\\n@@"}', [("src/q.py", "modified")]),
         ("shell", '{"command": ["bash", "-lc", "cat src/y.py"]}', [("src/y.py", "read")]),
         ("shell", '{"command": ["rm", "old.txt"]}', [("old.txt", "modified")]),
+        ("shell", '{"command": ["head", "-c", "9", "src/y.py"]}', [("src/y.py", "read")]),
         (
             "shell",
             '{"commands": ["cat a.txt", "touch b.txt"]}',

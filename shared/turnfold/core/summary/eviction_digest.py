@@ -34,7 +34,9 @@ _TARGET, _ID, _TEXT = (
     )
 )
 """Arguments that identify a call, the best first: a path or command, an id, any text."""
-_COMMAND = re.compile(r'"(?:cmd|command(s?))"\s*:\s*\[((?>(?:[^"\]]|"(?>(?:[^"\\]|\\.)*)"?)*))')
+_COMMAND = re.compile(
+    r'"(?:cmd|command(s?))"\s*:\s*\[((?>(?:[\s,]|"(?>(?:[^"\\]|\\.)*)(?:"|\\?$))*))(?:\]|$)'
+)
 """A command as a list of words, or several commands."""
 _WORDS = re.compile(r'"((?>(?:[^"\\]|\\.)*))"?')
 _VALUES = re.compile(r'"((?>(?:[^"\\]|\\.)*))"(\s*:)?|(-?\d+(?:\.\d+)?)')

@@ -5,6 +5,7 @@ arguments reads it too, and formats without custom tools show it under that name
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,9 @@ from turnfold.core.text.json_text import compact
 
 INPUT: Final = "input"
 """The argument that holds the text of a custom call."""
+
+_SHELL: Final = re.compile(r"(?:^|[/\\])(?:ba|z|da|k|a|fi|pw)?sh(?:\.exe)?$")
+_COMMAND_FOLLOWS: Final = re.compile(r"-\w*c$")
 
 
 def read_call(entry: object) -> tuple[Mapping[str, Any] | None, Any]:
@@ -105,10 +109,9 @@ def command_of(arguments: Mapping[str, Any]) -> Any:
 
 def command_line(words: Sequence[Any]) -> Any:
     """Return the words of a command as one line."""
-    # As in ["bash", "-lc", "ls"], where the last word alone is the command line.
-    option = words[1] if len(words) > 2 else None
-    if isinstance(option, str) and option.startswith("-") and option.endswith("c"):
-        return words[-1]
+    # As in ["bash", "-lc", "ls"]. Of other programs, as in ["head", "-c", "9"], `-c` is an option.
+    if len(words) > 2 and _SHELL.search(str(words[0])) and _COMMAND_FOLLOWS.match(str(words[1])):
+        return words[2]
     return " ".join(word for word in words if isinstance(word, str))
 
 
