@@ -138,13 +138,26 @@ def test_words_that_the_best_messages_share_find_what_the_question_does_not_name
 @pytest.mark.proves("F2")
 @pytest.mark.parametrize(
     ("question", "answer"),
-    [("Does she have kids?", "son"), ("What has she bought?", "purchased"), ("a journey", "trips")],
+    [
+        ("Does she have kids?", "son"),
+        ("What has she bought?", "purchased"),
+        ("a journey", "trips"),
+        ("Where has he moved?", "relocation"),
+        ("joys", "happy"),
+    ],
 )
 def test_words_similar_to_the_questions_are_looked_up(question: str, answer: str) -> None:
     similar = similar_lookups(question_of(question))
 
     assert question_of(answer).lookups[0] in similar
     assert not {*similar} & {*question_of(question).lookups}
+
+
+@pytest.mark.proves("F2")
+def test_a_word_has_no_words_similar_to_one_of_another_stem() -> None:
+    """F2: `later` is a form of `late`, for which `postpone` is looked up."""
+    assert question_of("postpone").lookups[0] in similar_lookups(question_of("late"))
+    assert similar_lookups(question_of("later")) == []
 
 
 @pytest.mark.proves("F2")

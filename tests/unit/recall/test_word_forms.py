@@ -26,7 +26,8 @@ def test_a_stem_never_is_empty() -> None:
         "use uses used using", "run runs running", "plan planned", "fill filled", "visit visited",
         "control controlled", "letter letters", "dinner dinners", "wedding weddings", "kid kids",
         "speed speeds", "agree agreed agreement", "business businesses", "apply applied applies",
-        "worry worries worried", "reply replied", "weld welded welding welder",
+        "worry worries worried", "reply replied", "weld welded welding welder", "see sees seeing",
+        "free frees freed freeing", "ski skis skied skiing",
     ],
 )  # fmt: skip
 def test_regular_forms_of_a_word_find_each_other(words: str) -> None:

@@ -187,9 +187,13 @@ _IRREGULAR: Final = {stem_of(base): others for base, *others in IRREGULAR_FORMS}
 
 
 def _asked_as(words: Sequence[str]) -> Collection[Lookup]:
-    """Return the lookups of words and of their plurals: those of `kid` and `kids` differ."""
+    """Return the lookups of words and their forms: those of `kid` and `kids` differ."""
     plurals = [f"{word[:-1]}ies" if word[-1] == "y" else f"{word}s" for word in words]
-    return dict.fromkeys(chain.from_iterable(map(_each_form, [*words, *plurals])))
+    lookups = dict.fromkeys(chain.from_iterable(map(_each_form, [*words, *plurals])))
+    short = [word for word in words if len(stem_of(word)) < LEAST_PREFIX]
+    of_forms = chain.from_iterable(map(_each_form, chain.from_iterable(map(short_forms, short))))
+    # `moved` asks as `move` does, but `later`, which has a stem of its own, not as `late`.
+    return lookups | dict.fromkeys(form for form in of_forms if not form[0].is_prefix)
 
 
 def _similar_lookups() -> Mapping[Lookup, Sequence[Lookup]]:

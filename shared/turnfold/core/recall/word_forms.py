@@ -91,6 +91,8 @@ def _inflected(base: str) -> Iterator[str]:
     if last == "e":
         yield f"{base}s"
         stem = base[:-1]
+        if before == "e":  # `seeing`, but `moving`
+            yield f"{base}ing"
     elif last == "y" and before not in _VOWELS:
         yield from (f"{base[:-1]}{ending}" for ending in ("ies", "ied", "ier"))
         yield f"{base}ing"
