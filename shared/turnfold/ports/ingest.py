@@ -100,8 +100,8 @@ PAYLOAD_KEPT_BYTES = 64 * 1024
 CLAIMS: Final = "; the event names "
 """In the detail of a dead letter: the session follows that the event names, as JSON.
 
-Only if its subject names another one. An erasure of that session finds the letter by it: of a long
-event the letter may keep no byte that names it.
+Only if its subject names another one, or none. An erasure of that session finds the letter by it:
+of a long event the letter may keep no byte that names it.
 """
 
 

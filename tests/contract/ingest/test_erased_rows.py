@@ -180,12 +180,15 @@ async def test_any_number_of_dead_letters_expire_page_by_page(
 
 
 @pytest.mark.proves("A6", "X6")
+@pytest.mark.parametrize("subject", ["eve.s-1", "bob.%41"])
+@pytest.mark.parametrize("is_valid", [False, True])
 async def test_an_erasure_reads_no_bytes_of_events_that_named_other_sessions_than_their_subjects(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, subject: str, *, is_valid: bool
 ) -> None:
-    """X6: any agent may have had gigabytes of them refused."""
-    named = json.dumps({**TWIN._asdict(), "padding": "x" * 60_000}).encode()
-    refused = letters("turn.completed.eve.s-1", *[named] * 60)
+    """X6: any agent may have had gigabytes of them refused, also under subjects of no session."""
+    rest = {"event_id": "e", "messages": [user("x" * 60_000)]} if is_valid else {"x": "x" * 60_000}
+    named = json.dumps({**TWIN._asdict(), **rest}).encode()
+    refused = letters(f"turn.completed.{subject}", *[named] * 60)
     await stores.ingest(turn(1, user("hello")))
     await stores.intake.ingest((), refused, installation=stores.installation)
     fetched, sizes = statements._fetched, list[int]()

@@ -270,7 +270,9 @@ def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
     if key is None and claimed is not None and agent_id in (None, claimed.agent_id):
         # Only then: whoever may publish as one agent must not have another's events refused.
         key = claimed
-    if claimed is not None and claimed != key:
+    # Also of a subject that names no session: an erasure reads the bytes of mismatches without it.
+    is_mismatch = error.reason is EventFault.SUBJECT_MISMATCH
+    if claimed is not None and (claimed != key or is_mismatch):
         detail += CLAIMS + json.dumps(claimed._asdict())
     return DeadLetter.of(
         delivery.stream_seq,
