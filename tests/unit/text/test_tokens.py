@@ -14,6 +14,7 @@ from turnfold.core.text.tokens import (
     TokenOffsets,
     count_message,
     lines_of,
+    spoken_text,
     text_of,
 )
 
@@ -398,3 +399,11 @@ def test_a_text_in_a_part_costs_what_it_costs_alone_and_one_that_is_no_list_its_
 
     assert alone == in_part == count(text)
     assert bare > alone
+
+
+@pytest.mark.parametrize("empty", [None, "", []])
+def test_an_empty_refusal_is_no_line_before_what_was_said(empty: object) -> None:
+    """As servers write it that fill in every field."""
+    body = {"content": [], "refusal": empty, "audio": {"transcript": "In Ghent."}}
+
+    assert spoken_text(body) == "In Ghent."

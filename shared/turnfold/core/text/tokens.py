@@ -171,8 +171,9 @@ def spoken_text(body: Mapping[str, Any]) -> str:
 def _texts_elsewhere(body: Mapping[str, Any]) -> Iterator[str]:
     content = body.get("content")
     for part in (*(content if isinstance(content, list) else ()), body, body.get("audio")):
-        if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):
-            yield part["refusal"]
+        refusal = part.get("refusal") if isinstance(part, Mapping) else None
+        if isinstance(refusal, str) and refusal:
+            yield refusal
         if transcript := transcript_of(part):
             yield transcript
 
