@@ -25,6 +25,7 @@ from tests.store_fixtures import (
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database import statements
+from turnfold.store.ingest import erased_letters
 from turnfold.store.ingest.erase import SESSIONS_AT_ONCE, EraseResult
 
 TWIN = SessionKey(AgentId("bob"), KEY.session_id)
@@ -203,3 +204,23 @@ async def test_an_erasure_reads_no_bytes_of_events_that_named_other_sessions_tha
 
     assert sum(sizes) < 1_000
     assert (await erase(stores, TWIN)).dead_letters == 60
+
+
+@pytest.mark.proves("A6")
+async def test_an_erasure_passes_over_a_letter_that_another_worker_deletes_meanwhile(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A6: on PostgreSQL, each statement of a transaction sees what others have committed."""
+    named = json.dumps(KEY._asdict()).encode()
+    refused = letters("turn.completed.eve.s-1", named, named)
+    # As workers of an earlier release store them: the payload alone names the session.
+    refused = [letter._replace(detail="", reason="subject_mismatch") for letter in refused]
+    await stores.intake.ingest((), refused, installation=stores.installation)
+    rows = erased_letters._PAYLOAD.rows
+
+    def deleted(connection: Any, letter_id: int) -> Any:
+        return rows(connection, letter_id) if letter_id % 2 else ()
+
+    monkeypatch.setattr(erased_letters._PAYLOAD, "rows", deleted)
+
+    assert (await erase(stores)).dead_letters == 1

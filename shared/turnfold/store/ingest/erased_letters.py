@@ -343,6 +343,7 @@ def _claiming(connection: Connection, scope: ErasureScope, after: int) -> Iterab
 
 
 def _claim_in_payload(connection: Connection, letter_id: int) -> SessionKey | None:
-    # Only of a letter without a claim: an agent may have had gigabytes refused.
-    ((payload,),) = _PAYLOAD.rows(connection, letter_id)
-    return claimed_key(bytes(payload))
+    # Only of a letter without a claim: an agent may have had gigabytes refused. Another worker may
+    # have deleted it since its page was read.
+    rows = _PAYLOAD.rows(connection, letter_id)
+    return claimed_key(bytes(rows[0][0])) if rows else None
