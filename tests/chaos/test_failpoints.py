@@ -416,7 +416,7 @@ async def test_a_worker_that_dies_among_portions_leaves_the_rest_to_the_next(
     assert await scene.seen() == before
     assert set(before.sessions) == {KEY}
     assert faults(before) == []
-    assert await scene.worker.erasures.to_purge(100) == [*range(1, 8)]
+    assert [*await scene.worker.erasures.to_purge(100)] == [*range(1, 8)]
     names = await scene.database.snapshot(
         lambda connection: (
             connection.execute(text("SELECT session_id FROM sessions")).scalars().all()

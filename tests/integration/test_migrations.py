@@ -476,6 +476,7 @@ async def test_no_view_shows_an_erased_session_while_its_rows_are_there(url: str
             assert bool(found) == (name == "audit_view"), name
         with pytest.raises(RuntimeError, match="run a worker until it deleted them"):
             await downgrade(url, "1012")
+        await upgrade(url)
         await stores.delete_rows()
     await downgrade(url, "1012")
 

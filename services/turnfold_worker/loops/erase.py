@@ -145,10 +145,10 @@ class ErasureRunner(PollingLoop):
 
     async def _remove_events(self) -> bool:
         """Remove some erased events from the stream; return whether more may be left."""
-        sequences = await self._store.to_purge(self._removal.wanted)
-        if not sequences:
+        erased = await self._store.to_purge(self._removal.wanted)
+        if not erased:
             return False
-        removed = await self._removal.remove(sequences)
+        removed = await self._removal.remove(erased)
         for start in range(0, len(removed), self.batch_sequences):
             # After the removal: a worker that dies in between removes them again, which is
             # harmless.

@@ -7,11 +7,11 @@ but its text stays in the file until no message of the block is left; then NATS 
 
 import asyncio
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nats.aio.client import Client
 
-from turnfold.bus.asking import ask_jetstream, asking, find_event
+from turnfold.bus.asking import ask_jetstream, asking, find_event, time_ms
 from turnfold.contracts.subjects import EVENTS_STREAM
 
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -22,6 +22,8 @@ FORGOTTEN_AT_ONCE = 100
 """The requests on their way, which the server answers within 20 ms."""
 LOOKED_AT = 4_000
 """The events by which one call looks further along a row; to read them takes a second or two."""
+ANOTHER = -1
+"""The size of an event that is newer than the erased one: the stream is an older copy."""
 
 
 class EventRemoval:
@@ -39,6 +41,8 @@ class EventRemoval:
         self._bytes = 0
         # The bytes of events of the row from there on, each read once.
         self._sizes: dict[int, int] = {}
+        # The connection over which they were read: another one may lead to an older copy.
+        self._connection: int | None = None
 
     @property
     def wanted(self) -> int:
@@ -46,34 +50,41 @@ class EventRemoval:
         is_inside = self._bytes >= BLOCK_BYTES
         return len(self._sizes) + LOOKED_AT if is_inside else OVERWRITTEN_AT_ONCE
 
-    async def remove(self, sequences: Sequence[int]) -> Sequence[int]:
+    async def remove(self, erased: Mapping[int, int | None]) -> Sequence[int]:
         """Remove the first of these erased events, in rising order; return their sequences.
 
-        There are none if `remove` needs to see more of the row first.
+        Each has the latest time of its publication, if known: newer events are not removed. There
+        are none if `remove` needs to see more of the row first.
 
         Raises:
             Unavailable: the server does not answer. Events that are gone may be removed again.
         """
-        if sequences[0] != self._next:
+        sequences, connection = list(erased), self._client.stats["reconnects"]
+        if sequences[0] != self._next or connection != self._connection:
+            self._connection = connection
             self._bytes = 0
             self._sizes.clear()
         if self._bytes >= BLOCK_BYTES:
             joined = [seq for at, seq in enumerate(sequences) if seq == sequences[0] + at]
             may_go_on = len(joined) == self.wanted
-            inner = await self._inner(joined)
+            inner = await self._inner(joined, erased)
             if inner or may_go_on:
                 await self._forget(inner)
                 return inner
-        return await self._overwrite(sequences[:OVERWRITTEN_AT_ONCE])
+        return await self._overwrite(sequences[:OVERWRITTEN_AT_ONCE], erased)
 
-    async def _inner(self, row: Sequence[int]) -> Sequence[int]:
-        """Return the sequences of a row, except the last ones, which fill a block."""
+    async def _inner(self, row: Sequence[int], erased: Mapping[int, int | None]) -> Sequence[int]:
+        """Return the sequences of a row, except the last ones, which fill a block.
+
+        None before the last ones is newer than they are.
+        """
         inner, filled = list(row), 0
         while inner and filled < BLOCK_BYTES:
             seq = inner.pop()
             if seq not in self._sizes:
-                self._sizes[seq] = await self._size(seq) or 0
-            filled += self._sizes[seq]
+                self._sizes[seq] = await self._size(seq, erased[seq]) or 0
+            size = self._sizes[seq]
+            filled = 0 if size == ANOTHER else filled + size
         return inner
 
     async def _forget(self, sequences: Sequence[int]) -> None:
@@ -84,22 +95,30 @@ class EventRemoval:
             self._sizes.pop(seq, None)
             self._next = seq + 1
 
-    async def _overwrite(self, sequences: Sequence[int]) -> Sequence[int]:
+    async def _overwrite(
+        self, sequences: Sequence[int], erased: Mapping[int, int | None]
+    ) -> Sequence[int]:
         for seq in sequences:
-            size = self._sizes.pop(seq, None) or await self._size(seq)
-            if size is not None:
+            size = self._sizes.pop(seq, None) or await self._size(seq, erased[seq])
+            if size is not None and size != ANOTHER:
                 await self._delete(seq, no_erase=False)
             # Other events may stand in a gap.
-            self._bytes = (self._bytes if seq == self._next else 0) + (size or 0)
+            is_joined = seq == self._next and size != ANOTHER
+            self._bytes = (self._bytes if is_joined else 0) + max(size or 0, 0)
             self._next = seq + 1
         return sequences
 
-    async def _size(self, seq: int) -> int | None:
-        """Return the bytes of an event, at most what it takes in its block; None if it is gone."""
+    async def _size(self, seq: int, until_ms: int | None) -> int | None:
+        """Return the bytes of an event, at most what it takes in its block.
+
+        None if it is gone, and `ANOTHER` if it was published after `until_ms`.
+        """
         found = await find_event(self._client, seq=seq)
         if found is None:
             return None
         with asking():
+            if until_ms is not None and time_ms(found["message"]["time"]) > until_ms:
+                return ANOTHER
             return len(b64decode(found["message"].get("data", "")))
 
     async def _delete(self, seq: int, *, no_erase: bool) -> None:

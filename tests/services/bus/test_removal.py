@@ -1,5 +1,6 @@
 """Removal of erased events from a real server's files: what is overwritten, and what is forgotten."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests.nats_server import NatsServer
 from turnfold.bus import connect, ensure_streams
 from turnfold.bus.removal import BLOCK_BYTES, LOOKED_AT, OVERWRITTEN_AT_ONCE, EventRemoval
 from turnfold.contracts.subjects import EVENTS_STREAM
+from turnfold.process.clock import now_ms
 from turnfold.settings import Settings
 
 ERASED, KEPT = b"zanzibar-7f3a", b"somebody-else"
@@ -32,7 +34,9 @@ async def held(client: Client) -> int:
     return int((await client.jetstream().stream_info(EVENTS_STREAM)).state.messages)
 
 
-async def remove_all(client: Client, sequences: list[int]) -> tuple[int, int]:
+async def remove_all(
+    client: Client, sequences: list[int], until_ms: int | None = None
+) -> tuple[int, int]:
     """Remove all as a worker does; how many were overwritten, and how many forgotten."""
     asked: list[bool] = []
 
@@ -42,7 +46,7 @@ async def remove_all(client: Client, sequences: list[int]) -> tuple[int, int]:
     spying = await client.subscribe(f"$JS.API.STREAM.MSG.DELETE.{EVENTS_STREAM}", cb=note)
     removal, left = EventRemoval(client), sequences
     while left:
-        removed = await removal.remove(left[: removal.wanted])
+        removed = await removal.remove(dict.fromkeys(left[: removal.wanted], until_ms))
         assert list(removed) == left[: len(removed)]
         left = left[len(removed) :]
     # nats-py does not declare that it returns nothing.
@@ -126,4 +130,25 @@ async def test_events_that_are_gone_need_no_removal(server: NatsServer) -> None:
     assert await remove_all(client, [*erased, 1_000]) == (11, 0)
 
     assert await held(client) == 0
+    await client.close()
+
+
+@pytest.mark.proves("A6", "L1")
+async def test_newer_events_than_the_erased_ones_are_not_removed(
+    tmp_path: Path, server: NatsServer
+) -> None:
+    """L1: a stream that was restored from an older backup gave their sequences to new events."""
+    client = await connect(Settings(nats_url=server.url), name="test")
+    await ensure_streams(client, first_seq=1)
+    erased = await publish(client, ERASED, 120, LARGE)
+    until_ms = now_ms()
+    await asyncio.sleep(0.01)
+    newer = await publish(client, KEPT, 20, LARGE)
+
+    overwritten, forgotten = await remove_all(client, [*erased, *newer], until_ms)
+
+    assert overwritten + forgotten == len(erased)
+    assert forgotten
+    assert await held(client) == len(newer)
+    assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, len(newer))
     await client.close()

@@ -1,18 +1,28 @@
 """A database belongs to the stream of one bus: the workers of another never store under its sequences."""
 
 import shutil
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.nats_server import nats_server
 from tests.postgres import Postgres
-from tests.running_system import Parts, command, running_parts, wait_until
+from tests.running_system import (
+    UNFORGOTTEN,
+    Parts,
+    command,
+    eventually,
+    running_parts,
+    streamed,
+    wait_until,
+)
 from turnfold.client import session_key, turn_event
 from turnfold.errors import StartError, Unavailable
 from turnfold.messages import SessionKey
+from turnfold.process.clock import now_ms
+from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import refuse_older_stream
 
@@ -115,6 +125,21 @@ async def store_beyond_backup(
     await parts.caught_up()
 
 
+@asynccontextmanager
+async def beside(parts: Parts) -> AsyncGenerator[Database]:
+    """The database, while no worker runs."""
+    database = Database(parts.database_url, writes=True)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def is_empty(parts: Parts, statement: str) -> bool:
+    """Whether a statement finds nothing."""
+    return not await parts.rows(statement)
+
+
 def put_back(parts: Parts, directory: Path) -> None:
     """Start the NATS server again with the stream of the backup."""
     parts.server.stop()
@@ -202,6 +227,29 @@ async def test_a_worker_ends_at_a_bad_event_under_the_number_of_another_dead_let
 
             assert await worker.ended() == 1
         assert "sequence 2 stands for another event than the stored one" in parts.words()
+
+
+@pytest.mark.proves("A6", "L1", "O2")
+async def test_an_erasure_removes_no_newer_events_from_an_older_stream(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    """L1: they have the numbers of erased events that were still to be removed."""
+    another = session_key("bystander", "user-2")
+    async with running_parts(tmp_path, postgres=sql) as parts:
+        async with parts.running("worker"):
+            await store_beyond_backup(parts, tmp_path)
+        async with beside(parts) as database:
+            # The clock of the stream may be a minute ahead.
+            await SqlSessionCommands(database).erase(KEY, last_seq=3, now_ms=now_ms() - 60_000)
+        put_back(parts, tmp_path)
+        await publish(parts, "fourth", "fifth", "sixth", key=another)
+
+        async with parts.running("worker"):
+            await parts.caught_up()
+            await eventually(lambda: is_empty(parts, UNFORGOTTEN), told=parts.words)
+
+        assert await stored(parts) == ["fourth", "fifth", "sixth"]
+        assert [event.seq for event in await streamed(parts.server.url)] == [2, 3, 4]
 
 
 @pytest.mark.proves("O2")

@@ -1,11 +1,11 @@
 """Erase sessions: one short transaction hides them from all queries, and others delete their rows.
 
 An erased session loses its name: its row goes to the agent `ERASED_AGENT`, which no request can
-name, and keeps nothing but its number. The same transaction seals the audit row `erased` and leaves
-a tombstone without text.
+name, and keeps nothing but its number and a time. The same transaction seals the audit row `erased`
+and leaves a tombstone without text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from sqlalchemy import (
     Integer,
     Text,
     bindparam,
+    case,
     cast,
     delete,
     func,
@@ -80,7 +81,7 @@ SESSIONS_AT_ONCE = 100
 """Sessions that one transaction erases."""
 
 _PURGES = Prepared(
-    select(stream_purges.c.stream_seq)
+    select(stream_purges.c.stream_seq, stream_purges.c.until_ms)
     .order_by(stream_purges.c.stream_seq)
     .limit(bindparam("most", type_=Integer)),
     ("most",),
@@ -111,6 +112,8 @@ _CLEARED = {
     if column is not sessions.c.sid and column.name not in _NAMES
 }
 """The values of a session that has nothing."""
+_CLOCKS_MS = 60_000
+"""How much later the clock of the stream may be: the erased events are not kept for that."""
 
 
 class Erasure(NamedTuple):
@@ -215,18 +218,20 @@ class SqlErasureStore:
             is_repeatable=True,
         )
 
-    async def to_purge(self, limit: int) -> Sequence[int]:
-        """Return the lowest sequences that must still be deleted from the stream.
+    async def to_purge(self, limit: int) -> Mapping[int, int | None]:
+        """Return the lowest sequences that must still be deleted from the stream, in rising order.
+
+        With each comes the latest time at which its event was published, if known.
 
         Raises:
             StartError: the database belongs to another stream now.
         """
 
-        def find(connection: Connection) -> Sequence[int]:
-            sequences = [seq for (seq,) in _PURGES.rows(connection, limit)]
+        def find(connection: Connection) -> Mapping[int, int | None]:
+            found = {row[0]: row[1] for row in _PURGES.rows(connection, limit)}
             # Afterwards, because another stream has other events under the same sequences.
             confirm_stream(connection, self._stream_created)
-            return sequences
+            return found
 
         return await self._database.snapshot(find)
 
@@ -368,9 +373,16 @@ def _erase_sessions(
     fewer = update(session_counts).where(counted).values(total=session_counts.c.total - len(sids))
     connection.execute(fewer)
     are_erased = sessions.c.sid.in_(sids)
-    connection.execute(update(sessions).where(are_erased).values({**_NAMES, **_CLEARED}))
+    values = {**_NAMES, **_CLEARED, "last_event_at_ms": _until_ms(erasure)}
+    connection.execute(update(sessions).where(are_erased).values(values))
     return EraseResult(
         len(locked),
         sum(session.messages_total for session in locked),
         sum(session.wishes != PolicyOverrides() for session in locked),
     )
+
+
+def _until_ms(erasure: Erasure) -> ColumnElement[int]:
+    """Return the latest time that an event of the session can have in the stream."""
+    latest, newest = erasure.at_ms + _CLOCKS_MS, sessions.c.last_event_at_ms
+    return case((newest > latest, newest), else_=latest)

@@ -42,14 +42,10 @@ SUBJECT_MISMATCH = str(EventFault.SUBJECT_MISMATCH)
 EXAMINED_AT_ONCE = 1_000
 """Dead letters that are examined at once, without their bytes."""
 
-_Letter = tuple[int, int]
-"""The id of a dead letter and its sequence in the stream."""
-
 _NEWEST = Prepared(select(func.coalesce(func.max(dead_letters.c.dead_letter_id), 0)), ())
 _MISMATCHED = Prepared(
     select(
         dead_letters.c.dead_letter_id,
-        dead_letters.c.stream_seq,
         dead_letters.c.detail,
     )
     .where(
@@ -95,7 +91,6 @@ _NAMED = Prepared(
 _WITHOUT_SESSION = Prepared(
     select(
         dead_letters.c.dead_letter_id,
-        dead_letters.c.stream_seq,
         dead_letters.c.at_ms,
         dead_letters.c.subject,
     )
@@ -114,7 +109,6 @@ _pairs = PreparedPairs.pairs
 _OF_KEYS = PreparedPairs(
     select(
         dead_letters.c.dead_letter_id,
-        dead_letters.c.stream_seq,
         dead_letters.c.at_ms,
         _pairs.c.a,
         _pairs.c.b,
@@ -164,7 +158,7 @@ async def erase_letters(database: Database, scope: ErasureScope) -> tuple[int, i
     Return the newest id examined, and how many were erased.
     """
 
-    def read(connection: Connection) -> tuple[int, list[_Letter]]:
+    def read(connection: Connection) -> tuple[int, list[int]]:
         # In one snapshot: letters above this id are left to `erase_letters_after`.
         ((newest,),) = _NEWEST.rows(connection)
         return int(newest), _letters_of(connection, scope, after=0)
@@ -219,8 +213,8 @@ async def _expire_named(
     for keys in in_portions(sorted(over)):
         rows = await database.snapshot(partial(_OF_KEYS.rows, values=keys))
         # If another event was refused meanwhile, its letter is the newest, and keeps the others.
-        renewed = {tuple(key) for _, _, at_ms, *key in rows if at_ms > over[*key]}
-        letters = [(row[0], row[1]) for row in rows if row[3:] not in renewed]
+        renewed = {tuple(key) for _, at_ms, *key in rows if at_ms > over[*key]}
+        letters = [row[0] for row in rows if row[2:] not in renewed]
         for portion in in_portions(letters):
             await database.write(partial(_delete, letters=portion))
         erased += len(letters)
@@ -244,7 +238,7 @@ async def _expire_without_session(
 
 def _without_session(
     connection: Connection, *, after: int
-) -> Sequence[tuple[int, int, int, PolicyOverrides]]:
+) -> Sequence[tuple[int, int, PolicyOverrides]]:
     """Return the next dead letters that name no session, each with the wishes of its agent."""
     found = _WITHOUT_SESSION.rows(connection, after, EXAMINED_AT_ONCE)
     agent_of = {subject: agent_of_event_subject(subject) or "" for *_, subject in found}
@@ -254,25 +248,25 @@ def _without_session(
         for agent_id, *rest in connection.execute(_OF_AGENTS.where(agents.c.agent_id.in_(portion)))
     }
     return [
-        (letter_id, seq, at_ms, wishes.get(agent_of[subject], PolicyOverrides()))
-        for letter_id, seq, at_ms, subject in found
+        (letter_id, at_ms, wishes.get(agent_of[subject], PolicyOverrides()))
+        for letter_id, at_ms, subject in found
     ]
 
 
 async def _over(
-    found: Sequence[tuple[int, int, int, PolicyOverrides]],
+    found: Sequence[tuple[int, int, PolicyOverrides]],
     installation: Installation,
     aside: SetAside[int],
     *,
     now_ms: int,
-) -> list[_Letter]:
-    by_number = {-number: (seq, at_ms, wishes) for number, seq, at_ms, wishes in found}
-    over: list[_Letter] = []
+) -> list[int]:
+    by_number = {-number: (at_ms, wishes) for number, at_ms, wishes in found}
+    over: list[int] = []
 
     async def examine(number: int) -> None:
-        seq, at_ms, wishes = by_number[number]
+        at_ms, wishes = by_number[number]
         if is_over(at_ms, installation.policy(wishes, PolicyOverrides()), now_ms=now_ms):
-            over.append((-number, seq))
+            over.append(-number)
 
     await aside.each(by_number, examine)
     return over
@@ -286,20 +280,21 @@ def erase_letters_after(connection: Connection, scope: ErasureScope, after: int)
     return len(letters)
 
 
-def _delete(connection: Connection, letters: Sequence[_Letter]) -> None:
-    purge_from_stream(connection, (seq for _, seq in letters))
-    are_chosen = dead_letters.c.dead_letter_id.in_([letter_id for letter_id, _ in letters])
-    connection.execute(delete(dead_letters).where(are_chosen))
+def _delete(connection: Connection, letters: Sequence[int]) -> None:
+    are_chosen = dead_letters.c.dead_letter_id.in_(letters)
+    deleted = delete(dead_letters).where(are_chosen)
+    places = deleted.returning(dead_letters.c.stream_seq, dead_letters.c.at_ms)
+    purge_from_stream(connection, [(seq, at_ms) for seq, at_ms in connection.execute(places)])
 
 
-def _letters_of(connection: Connection, scope: ErasureScope, *, after: int) -> list[_Letter]:
+def _letters_of(connection: Connection, scope: ErasureScope, *, after: int) -> list[int]:
     """Return the dead letters of these sessions above an id."""
-    names = ("dead_letter_id", "stream_seq", "agent_id", "session_id", "subject")
+    names = ("dead_letter_id", "agent_id", "session_id", "subject")
     named = select(*(dead_letters.c[name] for name in names)).where(
         dead_letters.c.dead_letter_id > after
     )
     found = [
-        (row.dead_letter_id, row.stream_seq)
+        row.dead_letter_id
         for is_named in (_is_of_key(scope), _is_of_subject(scope))
         for row in connection.execute(named.where(is_named))
         if scope.prefix is None
@@ -333,13 +328,13 @@ def _is_of_subject(scope: ErasureScope) -> ColumnElement[bool]:
     return or_(*(func.substr(subject, 1, len(begin)) == begin for begin in begins))
 
 
-def _claiming(connection: Connection, scope: ErasureScope, after: int) -> Iterable[_Letter]:
+def _claiming(connection: Connection, scope: ErasureScope, after: int) -> Iterable[int]:
     """Yield dead letters that name a session only in their payload, read page by page."""
     while rows := _MISMATCHED.rows(connection, SUBJECT_MISMATCH, after, EXAMINED_AT_ONCE):
         after = rows[-1][0]
-        for letter_id, seq, detail in rows:
+        for letter_id, detail in rows:
             if scope.includes(claim_of(detail) or _claim_in_payload(connection, letter_id)):
-                yield letter_id, seq
+                yield letter_id
 
 
 def _claim_in_payload(connection: Connection, letter_id: int) -> SessionKey | None:

@@ -58,13 +58,14 @@ HANGING: Sequence[Table] = [
 """All tables with rows of a session, found by their foreign keys, so that none is missed."""
 
 
-_Note = Callable[[Connection, Sequence[Any]], None]
+_Note = Callable[[Connection, Sequence[Any], int | None], None]
 
 
 class _Kind(NamedTuple):
     """One table: the keys of its rows, and what is done with deleted ones.
 
-    `note` gets the keys of deleted rows, and the columns `told`.
+    `note` gets the keys of deleted rows, and the columns `told`, and the time at which the last of
+    the sessions was erased, or None if a worker of an earlier release erased one.
     """
 
     table: TableClause
@@ -99,21 +100,21 @@ class _Kind(NamedTuple):
         )
 
 
-def _note_events(connection: Connection, rows: Sequence[Any]) -> None:
+def _note_events(connection: Connection, rows: Sequence[Any], until_ms: int | None) -> None:
     """Keep hashes of the event ids, and queue the places of the events in the stream for purging.
 
     Without the hashes, an event that is delivered again would create the session again.
     """
     hashes = {digest_of(row.agent_id, row.event_id) for row in rows}
     insert_missing(connection, erased_events, sorted(hashes))
-    purge_from_stream(connection, (row.stream_seq for row in rows))
+    _note_places(connection, rows, until_ms)
 
 
-def _note_duplicates(connection: Connection, rows: Sequence[Any]) -> None:
-    purge_from_stream(connection, (row.stream_seq for row in rows))
+def _note_places(connection: Connection, rows: Sequence[Any], until_ms: int | None) -> None:
+    purge_from_stream(connection, ((row.stream_seq, until_ms) for row in rows))
 
 
-def _note_messages(connection: Connection, rows: Sequence[Any]) -> None:
+def _note_messages(connection: Connection, rows: Sequence[Any], _: int | None) -> None:
     queue_index_removal(connection, [(row.sid, row.position, row.body) for row in rows])
 
 
@@ -121,7 +122,7 @@ def _kinds(dialect: str) -> Sequence[_Kind]:
     is_sqlite = dialect == "sqlite"
     noted = [
         _Kind(events, [*events.primary_key], _columns(events, "stream_seq"), _note_events),
-        _Kind(duplicate_events, [*duplicate_events.primary_key], note=_note_duplicates),
+        _Kind(duplicate_events, [*duplicate_events.primary_key], note=_note_places),
     ]
     if is_sqlite:
         body = _columns(messages, "body")
@@ -129,7 +130,7 @@ def _kinds(dialect: str) -> Sequence[_Kind]:
         keys = [*retracted_messages.primary_key]
         # Retracted words left the index, but stay in the file until it is merged.
         noted.append(
-            _Kind(retracted_messages, keys, note=lambda connection, _: note_merge(connection))
+            _Kind(retracted_messages, keys, note=lambda connection, *_: note_merge(connection))
         )
     by_table = {kind.table: kind for kind in noted}
     # First those that other sessions' reads pass over while they are there.
@@ -184,16 +185,19 @@ def delete_portion(
     A session goes with its last row. Other workers delete other sessions meanwhile. `are_due`
     chooses among erased sessions.
     """
-    waiting = select(sessions.c.sid).where(is_erased, are_due).limit(SESSIONS_AT_ONCE)
+    columns = (sessions.c.sid, sessions.c.last_event_at_ms)
+    waiting = select(*columns).where(is_erased, are_due).limit(SESSIONS_AT_ONCE)
     locked = waiting.with_for_update(skip_locked=True)
-    sids = connection.execute(locked).scalars().all()
-    if not sids:
+    times = {row.sid: row.last_event_at_ms for row in connection.execute(locked)}
+    if not times:
         return False
+    sids = list(times)
+    until_ms = None if None in times.values() else max(times.values())
     room = rows_at_once
     for removal, note in _KINDS[connection.dialect.name]:
         while rows := connection.execute(removal, {"sids": sids, "room": room}).all():
             if note:
-                note(connection, rows)
+                note(connection, rows, until_ms)
             room -= sum([row[0] for row in rows])
             if room <= 0:
                 return True

@@ -125,7 +125,9 @@ def erased_before(
     erased = _below_tombstone(connection, placed, replays) | _stored_before_erasure(
         connection, arrivals, placed
     )
-    purge_from_stream(connection, erased)
+    times = {arrival.stream_seq: arrival.at_ms for arrival in arrivals}
+    times |= {letter.stream_seq: letter.at_ms for letter in dead}
+    purge_from_stream(connection, ((seq, times[seq]) for seq in erased))
     return erased
 
 
@@ -222,9 +224,18 @@ def digest_of(agent_id: str, event_id: str) -> bytes:
     ).digest()
 
 
-def purge_from_stream(connection: Connection, sequences: Iterable[int]) -> None:
-    """Queue sequences to be deleted from the stream."""
-    insert_missing(connection, stream_purges, sorted(set(sequences)))
+def purge_from_stream(connection: Connection, places: Iterable[tuple[int, int | None]]) -> None:
+    """Queue sequences to be deleted from the stream, each with the latest time of its event."""
+    made = insert_for(connection)(stream_purges).values(
+        {name: bindparam(name) for name in ("stream_seq", "until_ms")}
+    )
+    new, old = made.excluded.until_ms, stream_purges.c.until_ms
+    # In a stream that was restored from an older backup, it may be another event by now.
+    until_ms = case((new < old, old), else_=new)
+    statement = made.on_conflict_do_update(
+        index_elements=["stream_seq"], set_={"until_ms": until_ms}
+    )
+    Bulk(statement, ("stream_seq", "until_ms")).run(connection, sorted(dict(places).items()))
 
 
 def insert_missing(connection: Connection, table: Table, values: Sequence[Any]) -> None:

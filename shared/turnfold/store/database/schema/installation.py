@@ -61,6 +61,8 @@ stream_purges = Table(
     "stream_purges",
     metadata,
     Column("stream_seq", Big, primary_key=True, autoincrement=False),
+    # What is newer is another event, in a stream that was restored from an older backup.
+    Column("until_ms", Big),
 )
 """Sequences that must still be deleted from the stream."""
 
