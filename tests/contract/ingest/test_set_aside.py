@@ -8,11 +8,24 @@ import pytest
 import structlog
 from sqlalchemy import text
 
-from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, places, summary, turns, words
+from tests.store_fixtures import (
+    KEY,
+    LEASE_MS,
+    NOON,
+    Stores,
+    places,
+    summary,
+    turn,
+    turns,
+    user,
+    words,
+)
 from turnfold.contracts.hints import BudgetHint
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import Unavailable
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
+from turnfold.operations.ingest.decode import DecodedBatch
+from turnfold.operations.ingest.ingest import ingest
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import DeadLetter
 from turnfold.process.set_aside import SetAside
@@ -318,3 +331,21 @@ async def test_a_campaign_that_cannot_advance_holds_up_no_other(
 
     assert (opened, failed) == ([1, 0], ["CampaignRunner"])
     assert [job.key for job in await stores.claim(NOON + 4_000)] == [GOOD]
+
+
+@pytest.mark.proves("I5", "L1")
+@pytest.mark.parametrize("messages", [1, 9])
+async def test_an_event_that_breaks_a_rule_of_the_tables_holds_up_no_other(
+    stores: Stores, messages: int
+) -> None:
+    """L1: it becomes a dead letter; only a key that is stored already means another worker."""
+    bad = turn(2, *[user("b")] * messages, key=BAD)
+    bad = bad._replace(messages=tuple([one._replace(role="nobody") for one in bad.messages]))
+    events = [turn(1, user("a"), key=GOOD), bad, turn(3, user("c"), key=GOOD)]
+    batch = DecodedBatch(events, [], {event.stream_seq: b"{}" for event in events}, {})
+
+    result = await ingest(batch, store=stores.intake, installation=stores.installation)
+
+    assert (result.events, result.dead_letters) == (2, 1)
+    (letter,) = await stores.history.dead_letters(after=0, limit=9)
+    assert (letter.stream_seq, letter.reason) == (2, "refused_by_database")

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -20,6 +21,7 @@ from turnfold.errors import Unavailable
 from turnfold.process.tasks import at_most
 
 CLOSE_SECONDS = 2
+UNIQUE_VIOLATION = "23505"
 PING_SECONDS = 1.0
 
 Result = TypeVar("Result")
@@ -279,6 +281,13 @@ def is_transient_error(error: BaseException | None) -> bool:
     """Return whether the same statement may succeed later."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return sqlstate.startswith(_TRANSIENT_STATES) or type(error).__name__ in _TRANSIENT_CLASSES
+
+
+def is_key_taken(error: IntegrityError) -> bool:
+    """Return whether a row with the same key is stored, as another process may have done."""
+    codes = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
+    is_of_sqlite = getattr(error.orig, "sqlite_errorcode", None) in codes
+    return is_of_sqlite or getattr(error.orig, "sqlstate", None) == UNIQUE_VIOLATION
 
 
 def _first_line(error: BaseException | None) -> str:

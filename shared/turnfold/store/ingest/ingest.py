@@ -26,6 +26,7 @@ from turnfold.ports.ingest import (
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import confirm_stream, lock_storing
+from turnfold.store.database.transactions import is_key_taken
 from turnfold.store.ingest.batch.used_sequences import refuse_used_in_sessions
 from turnfold.store.ingest.batch.writer import BatchWriter
 from turnfold.store.ingest.retraction import Withdraw
@@ -68,6 +69,8 @@ class SqlIngestStore:
             )
         except IntegrityError as error:
             await self._database.snapshot(partial(refuse_used_in_sessions, arrivals=ordered))
+            if not is_key_taken(error):
+                raise UnstorableBatch(type(error.orig).__name__) from error
             # Another worker stored one of these events between our look and our insert.
             raise Unavailable("another worker stored the same event; retry") from error
         except (
