@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import tracemalloc
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from pathlib import Path
@@ -283,3 +284,26 @@ async def test_a_session_that_somebody_erases_just_before_it_expires_holds_up_no
         )
 
         assert (await stores.seen()).sessions == {}
+
+
+@pytest.mark.proves("A6", "O9")
+async def test_an_erasure_reads_dead_letters_in_pages(postgres_url: str) -> None:
+    """O9: an agent may have a million, and asyncpg holds all rows that it reads at once."""
+    await upgrade(postgres_url)
+    database, number = Database(postgres_url, writes=True), 20_000
+    letters = text(
+        "INSERT INTO dead_letters (stream_seq, at_ms, subject, reason, detail, size_bytes, payload,"
+        " agent_id, session_id) SELECT seq, 1, 'turn.completed.ada.' || seq, 'not_json', '', 1,"
+        " '{', 'ada', CAST(seq AS TEXT) FROM generate_series(1, :number) AS seq"
+    )
+    await database.write(lambda connection: connection.execute(letters, {"number": number}))
+    tracemalloc.start()
+    try:
+        _, erased = await erase_letters(database, ErasureScope(AgentId("ada")))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        await database.close()
+
+    assert erased == number
+    assert peak_bytes < 250 * number

@@ -293,15 +293,18 @@ def _letters_of(connection: Connection, scope: ErasureScope, *, after: int) -> l
     named = select(*(dead_letters.c[name] for name in names)).where(
         dead_letters.c.dead_letter_id > after
     )
-    found = [
+    # In pages, or asyncpg would hold all rows at once: an agent may have a million.
+    paged = named.execution_options(yield_per=EXAMINED_AT_ONCE)
+    found = {
         row.dead_letter_id
         for is_named in (_is_of_key(scope), _is_of_subject(scope))
-        for row in connection.execute(named.where(is_named))
+        for row in connection.execute(paged.where(is_named))
         if scope.prefix is None
         or (row.session_id and scope.includes(SessionKey(row.agent_id, row.session_id)))
         or scope.includes(key_of_event_subject(row.subject))
-    ]
-    return sorted({*found, *_claiming(connection, scope, after)})
+    }
+    found.update(_claiming(connection, scope, after))
+    return sorted(found)
 
 
 def _is_of_key(scope: ErasureScope) -> ColumnElement[bool]:
