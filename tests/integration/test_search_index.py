@@ -34,8 +34,8 @@ WANTED: list[Lookup] = [
     lookup for q in ("amber", "吊坠", "zephyr", "and") for lookup in SearchQuery.of(q).lookups()
 ]
 
-_EARLIER_NUMBERS = text("SELECT nextval('word_index_segment_ids') FROM generate_series(1, :many)")
-"""The numbers of segments whose words have no marks."""
+_EARLIER_NUMBERS = text("SELECT nextval('word_index_segment_ids_1') FROM generate_series(1, :many)")
+"""The numbers of segments of the earlier release."""
 
 
 async def filled(stores: Stores, events: int) -> None:
@@ -100,7 +100,7 @@ async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None
 async def test_an_index_of_earlier_terms_is_filled_anew_but_with_nothing_of_erased_sessions(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await downgrade(url, "1017")
+    await downgrade(url, "1020")
     async with sql_stores(url) as stores:
         with monkeypatch.context() as patch:
             patch.setattr(search_index, "terms", lambda _: frozenset(["xearlier"]))

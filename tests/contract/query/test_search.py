@@ -164,6 +164,25 @@ async def test_a_word_is_found_in_every_script_and_no_other_one_of_its_letters(
     assert found_by == {q: [f"e1#{place}"] for place, q in enumerate(SCRIPTS)}
 
 
+@pytest.mark.proves("F1")
+@pytest.mark.parametrize("is_indexed", [True, False])
+async def test_refusals_and_transcripts_of_speech_are_found(
+    stores: Stores, is_indexed: bool
+) -> None:
+    spoken = {"role": "assistant", "content": None, "audio": {"id": "a", "transcript": "In Ghent."}}
+    refused = {"role": "assistant", "content": None, "refusal": "I cannot open the pavilion."}
+    part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "Nor the orangery."}]}
+    await stores.ingest(turn(1, user("Where is it?"), spoken, refused, part))
+    if is_indexed:
+        await indexed(stores)
+
+    assert [await ids(stores, q) for q in ("ghent", "pavilion", "orangery")] == [
+        ["e1#1"],
+        ["e1#2"],
+        ["e1#3"],
+    ]
+
+
 @pytest.mark.proves("F1", "X2")
 async def test_what_looks_like_the_syntax_of_an_index_is_only_text(garden: Stores) -> None:
     for q in (

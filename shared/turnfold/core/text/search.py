@@ -12,7 +12,7 @@ from operator import add
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.text.calls import call_entries, read_call
-from turnfold.core.text.tokens import text_of
+from turnfold.core.text.tokens import spoken_text
 from turnfold.core.text.words import (
     ESCAPED,
     WORD_CHARACTERS,
@@ -209,8 +209,11 @@ def searchable(body: Mapping[str, Any]) -> str:
 
 
 def searched_text(body: Mapping[str, Any]) -> str:
-    """Return the searched parts of a message: its text, and names and arguments of its calls."""
-    return "\n".join([text_of(body), *_called(body)])
+    """Return the searched parts of a message: what it says, and names and arguments of its calls.
+
+    A change of them needs another `TERMS_VERSION` and a migration (decision 10).
+    """
+    return "\n".join([spoken_text(body), *_called(body)])
 
 
 def _called(body: Mapping[str, Any]) -> Iterator[str]:

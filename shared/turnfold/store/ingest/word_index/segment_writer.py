@@ -33,7 +33,7 @@ _INSERT = BulkInsert(
     word_index_segments,
     ("sid", "segment", "number", "messages", "last_position", "data"),
 )
-TERMS_VERSION = 1
+TERMS_VERSION = 2
 """The version of the terms in the index: SQLite keeps it as the `user_version` of its file.
 
 PostgreSQL's sequence is named after it, so that no earlier worker can add terms of its own.
