@@ -116,8 +116,7 @@ class IngestLoop:
         try:
             result = await self.store(batch)
         except BaseException as error:
-            # Also if cancelled: should the commit take place, the redelivered events are
-            # duplicates.
+            # Also if cancelled: if the commit takes place, the redelivered events are duplicates.
             for received in together:
                 received.nack(delay_seconds=RETRY_SECONDS)
             if isinstance(error, StartError):

@@ -1,6 +1,6 @@
 """Find the forms of English words: by the beginning they share, or if it is short, one by one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from turnfold.core.text.caches import cached_text
@@ -27,21 +27,20 @@ def stem_of(word: str) -> str:
     """
     if not word.isascii():
         return word[: max(LEAST_PREFIX, len(word) - 2)]
-    for ending, least in _INFLECTIONS:
-        if word.endswith(ending) and len(word) - len(ending) >= least:
-            if not word.endswith(_NO_ENDINGS):
-                stem = word[: -len(ending)]
-                # `worries` is a form of `worry`, but `planned` one of `plan`.
-                return stem if ending in ("ies", "ied") else _trimmed(stem)
-            break
-    for ending, least in _DERIVATIONS:
-        if word.endswith(ending) and len(word) - len(ending) >= least:
-            stem = _trimmed(word[: -len(ending)])
-            # `letter` is no form of `let`.
-            if len(stem) >= LEAST_PREFIX:
-                return stem
-            break
-    return _trimmed(word)
+    inflection = _ending_of(word, _INFLECTIONS)
+    if inflection and not word.endswith(_NO_ENDINGS):
+        stem = word.removesuffix(inflection)
+        # `worries` is a form of `worry`, but `planned` one of `plan`.
+        return stem if inflection in ("ies", "ied") else _trimmed(stem)
+    stem = _trimmed(word.removesuffix(_ending_of(word, _DERIVATIONS)))
+    # `letter` is no form of `let`.
+    return stem if len(stem) >= LEAST_PREFIX else _trimmed(word)
+
+
+def _ending_of(word: str, endings: Iterable[tuple[str, int]]) -> str:
+    """Return the first of these endings that a word has; empty if none."""
+    found = (end for end, least in endings if word.endswith(end) and len(word) - len(end) >= least)
+    return next(found, "")
 
 
 def _trimmed(stem: str) -> str:

@@ -215,8 +215,7 @@ def rewrite_scope(
     total = 0
     for number in sorted(kinds, reverse=True):
         total += tokens.get(number, 0)
-        # The newest version is always included, however long: without it nothing would be
-        # rewritten.
+        # The newest version always, however long: without it, nothing would be rewritten.
         if kinds[number] != "extractive" or (chosen and total > max_tokens):
             return RewriteScope(tuple(chosen), number)
         chosen += added[number]
