@@ -38,7 +38,7 @@ class ModelServer:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What makes workers ask this model."""
+        """The settings with which workers ask this model."""
         return {
             "TURNFOLD_SUMMARY_MODEL": "openai/gpt-4.1-mini",
             "TURNFOLD_SUMMARY_API_BASE": self.url,

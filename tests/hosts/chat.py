@@ -1,4 +1,4 @@
-"""What tests of hosts have in common: long runs, and what a provider would refuse in a list of messages."""
+"""Shared by tests of hosts: long runs, and the reasons for which a provider refuses a list of messages."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -190,7 +190,7 @@ class ToolResult(PublishedEvent):
 
 
 class UsageReported(PublishedEvent):
-    """What a call revealed about the window of its model."""
+    """The window of a model, as a call revealed it."""
 
     model_config = example(**_REPORT)
 

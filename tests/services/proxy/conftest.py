@@ -1,7 +1,9 @@
 """One running system, provider and proxy for the tests of each module."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -10,7 +12,7 @@ import pytest_asyncio
 from tests.ports import free_port
 from tests.provider import Provider, completion, running_provider
 from tests.running_system import Parts, running_parts
-from turnfold.client import Client
+from turnfold.client import Client, Session, Window
 
 KEY = "sk-quokka-7341"
 
@@ -35,6 +37,22 @@ class ProxyScene:
         """Return whether a message of a session was retracted."""
         statement = "SELECT 1 FROM messages_view WHERE session_id = ? AND state = 'retracted'"
         return bool(await self.parts.rows(statement, session_id))
+
+
+class HeldSession(Session):
+    """A session whose windows wait for a gate, as while a worker is behind.
+
+    Each module has its own gate, because an event belongs to one loop.
+    """
+
+    gate: asyncio.Event
+    has_asked: asyncio.Event
+
+    async def context(self, **asked: Any) -> Window:
+        """Ask for a window, and wait for the gate first."""
+        self.has_asked.set()
+        await self.gate.wait()
+        return await super().context(**asked)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

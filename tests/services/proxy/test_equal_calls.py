@@ -10,8 +10,7 @@ import pytest
 
 from tests.provider import ProviderReply, chunks
 from tests.running_system import eventually
-from tests.services.proxy.conftest import ProxyScene
-from turnfold.client import Session, Window
+from tests.services.proxy.conftest import HeldSession, ProxyScene
 from turnfold_proxy.http import ProxyApp
 from turnfold_proxy.lookups import RecallTools
 from turnfold_proxy.metrics import ProxyMetrics
@@ -106,16 +105,9 @@ async def test_an_answer_that_another_list_has_overtaken_is_not_counted_as_recor
     assert await scene.texts("overtaken") == EDITED
 
 
-class _HeldSession(Session):
-    """A session whose windows wait for a gate, as while a worker is behind."""
-
+class _HeldSession(HeldSession):
     gate = asyncio.Event()
     has_asked = asyncio.Event()
-
-    async def context(self, **asked: Any) -> Window:
-        self.has_asked.set()
-        await self.gate.wait()
-        return await super().context(**asked)
 
 
 @pytest.mark.proves("G10", "O4")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.provider import ProviderReply, completion
 from tests.running_system import eventually
-from tests.services.proxy.conftest import ProxyScene
+from tests.services.proxy.conftest import HeldSession, ProxyScene
 from turnfold.client import Session, Window
 from turnfold.errors import Unavailable
 from turnfold_proxy.apis import APIS
@@ -135,36 +135,31 @@ async def test_an_answer_without_its_reasoning_is_the_recorded_answer(
     assert not await scene.has_retracted(f"left {path}")
 
 
-class _HeldSession(Session):
-    """A session whose windows wait for a gate, as while a worker is behind."""
+class _HeldSession(HeldSession):
+    """A held session, of which so many windows fail, as if a worker was behind for too long."""
 
     gate = asyncio.Event()
     has_asked = asyncio.Event()
+    failures = 0
 
     async def context(self, **asked: Any) -> Window:
-        self.has_asked.set()
-        await self.gate.wait()
-        return await super().context(**asked)
+        window = await super().context(**asked)
+        if _HeldSession.failures:
+            _HeldSession.failures -= 1
+            raise Unavailable("not all is stored yet", is_answer=True)
+        return window
 
 
-@pytest.mark.proves("G10", "C78")
-@pytest.mark.parametrize(("path", "field", "dialect"), DIALECTS)
-async def test_answers_are_recorded_with_their_reasoning_if_calls_come_before_they_are_stored(
-    scene: ProxyScene, path: str, field: str, dialect: Dialect
-) -> None:
-    """Calls that continue a window do not wait until the calls before are stored."""
-    name, api, client = f"held {path}", APIS[path], scene.client
+async def _recorded_thoughts(
+    scene: ProxyScene, name: str, path: str, field: str, dialect: Dialect, *, failures: int = 0
+) -> list[int]:
+    """The numbers of the five calls whose thoughts are stored; the second one's window is held."""
+    api, client = APIS[path], scene.client
     gate, has_asked = _HeldSession.gate, _HeldSession.has_asked
     gate.set()
 
     def session_of(agent_id: str, session_id: str) -> Session:
         return _HeldSession(client, client.session(agent_id, session_id).key)
-
-    def call_of(elements: list[Json]) -> Call:
-        body = {"model": "m", field: elements}
-        conversation = api.conversation(body)
-        assert conversation is not None
-        return Call(api, "proxy", name, body, conversation, None)
 
     recorder = Recorder(session_of, client.erasures, Pauses(), wait_seconds=60)
     own: list[Json] = [{"role": "user", "content": "Where is it?"}]
@@ -172,7 +167,11 @@ async def test_answers_are_recorded_with_their_reasoning_if_calls_come_before_th
         if number == 1:
             gate.clear()
             has_asked.clear()
-        prepared = await recorder.prepare(call_of(own))
+            _HeldSession.failures = failures
+        body = {"model": "m", field: own}
+        conversation = api.conversation(body)
+        assert conversation is not None
+        prepared = await recorder.prepare(Call(api, "proxy", name, body, conversation, None))
         if number == 1:
             await has_asked.wait()
         _, written, left, result = dialect(number)
@@ -186,20 +185,19 @@ async def test_answers_are_recorded_with_their_reasoning_if_calls_come_before_th
     session = client.session("proxy", name)
     await session.history(newest=1, after="latest", wait_ms=5_000)
     stored = str([one async for one in session.originals()])
-    assert [number for number in range(5) if f"Hm {number}." in stored] == [0, 1, 2, 3, 4]
+    assert _HeldSession.failures == 0
+    return [number for number in range(5) if f"Hm {number}." in stored]
 
 
-class _FailingSession(_HeldSession):
-    """A session whose window fails after the gate, once, as if a worker was behind for too long."""
+@pytest.mark.proves("G10", "C78")
+@pytest.mark.parametrize(("path", "field", "dialect"), DIALECTS)
+async def test_answers_are_recorded_with_their_reasoning_if_calls_come_before_they_are_stored(
+    scene: ProxyScene, path: str, field: str, dialect: Dialect
+) -> None:
+    """Calls that continue a window do not wait until the calls before are stored."""
+    recorded = await _recorded_thoughts(scene, f"held {path}", path, field, dialect)
 
-    failures = 0
-
-    async def context(self, **asked: Any) -> Window:
-        window = await super().context(**asked)
-        if _FailingSession.failures:
-            _FailingSession.failures -= 1
-            raise Unavailable("not all is stored yet", is_answer=True)
-        return window
+    assert recorded == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.proves("G10", "C78", "L1")
@@ -208,39 +206,9 @@ async def test_an_answer_is_recorded_with_its_reasoning_if_its_call_was_not_and_
     scene: ProxyScene, path: str, field: str, dialect: Dialect
 ) -> None:
     """The next list has the answer without its reasoning."""
-    name, api, client = f"failed {path}", APIS[path], scene.client
-    gate, has_asked = _HeldSession.gate, _HeldSession.has_asked
-    gate.set()
+    recorded = await _recorded_thoughts(scene, f"failed {path}", path, field, dialect, failures=1)
 
-    def session_of(agent_id: str, session_id: str) -> Session:
-        return _FailingSession(client, client.session(agent_id, session_id).key)
-
-    recorder = Recorder(session_of, client.erasures, Pauses(), wait_seconds=60)
-    own: list[Json] = [{"role": "user", "content": "Where is it?"}]
-    for number in range(3):
-        if number == 1:
-            gate.clear()
-            has_asked.clear()
-            _FailingSession.failures = 1
-        body = {"model": "m", field: own}
-        conversation = api.conversation(body)
-        assert conversation is not None
-        prepared = await recorder.prepare(Call(api, "proxy", name, body, conversation, None))
-        if number == 1:
-            await has_asked.wait()
-        _, written, left, result = dialect(number)
-        recorder.record(prepared, ModelAnswer(written), is_whole=True)
-        own = [*own, *left, result]
-        if number == 0:
-            await recorder.close()
-    gate.set()
-    await recorder.close()
-
-    session = client.session("proxy", name)
-    await session.history(newest=1, after="latest", wait_ms=5_000)
-    stored = str([one async for one in session.originals()])
-    assert _FailingSession.failures == 0
-    assert [number for number in range(3) if f"Hm {number}." in stored] == [0, 1, 2]
+    assert recorded == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.proves("G10", "C78", "W3")

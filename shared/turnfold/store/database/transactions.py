@@ -26,7 +26,7 @@ PING_SECONDS = 1.0
 
 Result = TypeVar("Result")
 _Within = Callable[[Connection], AbstractContextManager[object]]
-"""What surrounds a transaction."""
+"""Returns the context in which a transaction runs."""
 
 
 @contextmanager
