@@ -78,6 +78,11 @@ def add(connection: Connection, ranges: Iterable[Range]) -> list[Range]:
     return stored
 
 
+def is_ingested(connection: SupportsStatements, seq: int) -> bool:
+    """Return whether a sequence is ingested."""
+    return bool(_MEETING.rows(connection, seq, seq))
+
+
 def whole_to(connection: SupportsStatements) -> int:
     """Return the sequence up to which every event is ingested."""
     return int(_WHOLE_TO.rows(connection)[0][0])

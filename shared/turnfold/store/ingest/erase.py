@@ -70,6 +70,7 @@ from turnfold.store.ingest.erased_letters import (
 from turnfold.store.ingest.erased_rows import ROWS_AT_ONCE, delete_portion
 from turnfold.store.ingest.tombstones import (
     ALL_SESSIONS,
+    CLOCKS_MS,
     RETENTION,
     Tombstone,
     add_tombstones,
@@ -112,8 +113,6 @@ _CLEARED = {
     if column is not sessions.c.sid and column.name not in _NAMES
 }
 """The values of a session that has nothing."""
-_CLOCKS_MS = 60_000
-"""How much later the clock of the stream may be: the erased events are not kept for that."""
 
 
 class Erasure(NamedTuple):
@@ -384,5 +383,5 @@ def _erase_sessions(
 
 def _until_ms(erasure: Erasure) -> ColumnElement[int]:
     """Return the latest time that an event of the session can have in the stream."""
-    latest, newest = erasure.at_ms + _CLOCKS_MS, sessions.c.last_event_at_ms
+    latest, newest = erasure.at_ms + CLOCKS_MS, sessions.c.last_event_at_ms
     return case((newest > latest, newest), else_=latest)

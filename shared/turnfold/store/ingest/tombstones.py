@@ -28,16 +28,19 @@ from turnfold.store.database.schema import (
     sessions,
     stream_purges,
 )
+from turnfold.store.database.sequence_ranges import is_ingested
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, PreparedPairs
 
 RETENTION = "retention"
 AT_ONCE = 400
+CLOCKS_MS = 60_000
+"""How much later the clock of the stream may be: the erased events are not kept for that."""
 ALL_SESSIONS = ""
 """The session id of a tombstone for a whole agent; real ids are never empty."""
 
 _pairs = PreparedPairs.pairs
 _LAST = PreparedPairs(
-    select(erasures.c.agent_id, erasures.c.session_id, erasures.c.last_seq).where(
+    select(erasures.c.agent_id, erasures.c.session_id, erasures.c.last_seq, erasures.c.at_ms).where(
         erasures.c.agent_id == _pairs.c.a, erasures.c.session_id == _pairs.c.b
     ),
     (erasures.c.agent_id.type, erasures.c.session_id.type),
@@ -122,11 +125,11 @@ def erased_before(
         *((claim_of(letter.detail), letter.stream_seq) for letter in dead),
     ]
     placed = [(key, seq) for key, seq in claims if key is not None]
-    erased = _below_tombstone(connection, placed, replays) | _stored_before_erasure(
-        connection, arrivals, placed
-    )
     times = {arrival.stream_seq: arrival.at_ms for arrival in arrivals}
     times |= {letter.stream_seq: letter.at_ms for letter in dead}
+    erased = _below_tombstone(connection, placed, times, replays) | _stored_before_erasure(
+        connection, arrivals, placed
+    )
     purge_from_stream(connection, ((seq, times[seq]) for seq in erased))
     return erased
 
@@ -138,20 +141,29 @@ def claim_of(detail: str) -> SessionKey | None:
 
 
 def _below_tombstone(
-    connection: Connection, placed: Sequence[tuple[SessionKey, int]], replays: Mapping[int, int]
+    connection: Connection,
+    placed: Sequence[tuple[SessionKey, int]],
+    times: Mapping[int, int],
+    replays: Mapping[int, int],
 ) -> set[int]:
     """Return the sequences at or below the tombstone of their session or agent."""
     keys = {key for key, _ in placed} | {_whole_agent(key) for key, _ in placed}
     last = {
-        (agent_id, session_id): seq
+        (agent_id, session_id): place
         for portion in in_portions(sorted(keys))
-        for agent_id, session_id, seq in _LAST.rows(connection, portion)
+        for agent_id, session_id, *place in _LAST.rows(connection, portion)
     }
-    return {
-        seq
-        for key, seq in placed
-        if min(seq, replays.get(seq, seq)) <= max(last.get(key, 0), last.get(_whole_agent(key), 0))
-    }
+
+    def is_below(seq: int, key: SessionKey) -> bool:
+        last_seq, at_ms = last.get(key, (0, 0))
+        if min(seq, replays.get(seq, seq)) > last_seq:
+            return False
+        # A later event under a sequence that was stored is another one: the stream was restored
+        # from an older backup. One that was not was on its way, whatever the clocks say.
+        is_later = times[seq] > at_ms + CLOCKS_MS and seq <= last_seq
+        return not (is_later and is_ingested(connection, seq))
+
+    return {seq for key, seq in placed if is_below(seq, key) or is_below(seq, _whole_agent(key))}
 
 
 def _agent_of(subject: str) -> SessionKey | None:
