@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +24,10 @@ from tests.store_fixtures import (
     Stores,
     assistant,
     installation_of,
+    new_sqlite,
     result,
     retracted,
+    sql_stores,
     summary,
     tool,
     turn,
@@ -32,7 +35,7 @@ from tests.store_fixtures import (
     user,
 )
 from turnfold.contracts.requests import ContextRequest
-from turnfold.messages import CompactionId
+from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey
 from turnfold.operations.query.context import context
 from turnfold.ports.query import TooLargeHere
 from turnfold.store.query.recall import SqlRecallStore
@@ -69,6 +72,37 @@ async def test_a_window_that_lacks_the_event_asked_for_says_so_to_who_knows_the_
     assert again["not_modified"] is True
     assert fresh["fresh"] is True
     assert (await asked(asker, stores, after=1, etag=known))["not_modified"] is True
+
+
+@pytest.mark.proves("L12", "W6")
+async def test_an_etag_does_not_tell_how_many_sessions_other_agents_began(tmp_path: Path) -> None:
+    tags = []
+    for strangers in (0, 3):
+        folder = tmp_path / str(strangers)
+        folder.mkdir()
+        async with sql_stores(new_sqlite(folder)) as stores:
+            for number in range(strangers):
+                key = SessionKey(AgentId("bob"), SessionId(f"s-{number}"))
+                await stores.ingest(turn(1 + number, user("mine"), key=key))
+            await stores.ingest(turn(9, user("hi"), assistant("hello")))
+
+            tags.append((await asked(Asker(stores), stores))["etag"])
+
+    assert tags[0] == tags[1]
+
+
+@pytest.mark.proves("W6", "A6")
+async def test_a_session_that_begins_again_after_its_erasure_has_another_etag(
+    stores: Stores,
+) -> None:
+    await stores.ingest(turn(1, user("hi")))
+    before = (await asked(Asker(stores), stores))["etag"]
+    await stores.changes.erase(KEY, last_seq=1, now_ms=NOON)
+    await stores.ingest(turn(2, user("ho")))
+
+    again = await asked(Asker(stores), stores, etag=before)
+
+    assert [message["content"] for message in again["messages"]] == ["ho"]
 
 
 @pytest.mark.proves("G1", "F2")

@@ -298,7 +298,10 @@ class WindowReading:
         session = snapshot.session
         # An answer says whether it is fresh, so a stale one is a different answer.
         state = (
-            *((session.sid, session.revision) if session else (0, 0)),
+            # Not the number of its row, which would tell how many sessions other agents began. A
+            # session that starts again after its erasure has newer events, or shows nothing.
+            *self.key,
+            *((session.last_event_at_ms, session.revision) if session else (0, 0)),
             # A dead letter does not raise the revision: no row of its session is written.
             snapshot.refused,
             is_fresh(request, snapshot),
