@@ -124,12 +124,25 @@ class TurnfoldSession:
 
         After an error it may be retracted already: the next call on this object then finishes.
         """
-        pop = self._unfinished.pop() if self._unfinished else _Pop(await self._session.pop())
-        if not pop.retracted:
+        pop = self._unfinished.pop() if self._unfinished else await self._begin_pop()
+        if pop is None:
             return None
         await self._finish(pop)
         *_, item = _items(pop.retracted)
         return item
+
+    async def _begin_pop(self) -> "_Pop | None":
+        """Retract the newest message; None if there is none."""
+        popping = asyncio.create_task(self._session.pop())
+        try:
+            await asyncio.shield(popping)
+        except asyncio.CancelledError:
+            # It may be retracted already, and only the answer says what left with it.
+            await asyncio.wait([popping])
+            if popping.exception() is None and popping.result():
+                self._unfinished.append(_Pop(popping.result()))
+            raise
+        return _Pop(popping.result()) if popping.result() else None
 
     async def _finish_pops(self) -> None:
         """Add what left with popped items, where that failed before."""

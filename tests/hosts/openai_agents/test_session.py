@@ -171,3 +171,24 @@ def test_a_session_serves_one_loop_after_another(session: TurnfoldSession) -> No
     asyncio.run(session.add_items([user("second loop")]))
 
     assert asyncio.run(session.get_items()) == [user("first loop"), user("second loop")]
+
+
+@pytest.mark.proves("G3", "L1")
+async def test_a_pop_that_is_cancelled_after_its_retraction_is_finished_by_the_next_call(
+    system: RunningSystem, session: TurnfoldSession, session_id: str
+) -> None:
+    items = [user("look"), reasoning("a"), call("a"), call("b")]
+    await session.add_items(items)
+    bus = await nats.connect(system.nats_url)
+    retractions = await bus.subscribe(f"turn.retracted.host.{session_id}")
+    await bus.flush()
+
+    popping = asyncio.create_task(session.pop_item())
+    await retractions.next_msg()
+    popping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await popping
+    await bus.close()
+
+    assert await session.pop_item() == items[3]
+    assert await session.get_items(limit=10) == items[:3]
