@@ -34,6 +34,8 @@ from turnfold.integrations.mirrored import (
 with requires("haystack"):
     from haystack.core.serialization import default_to_dict
     from haystack.dataclasses.chat_message import ChatMessage, TextContent, ToolCall
+    from haystack.dataclasses.file_content import FileContent
+    from haystack.dataclasses.image_content import ImageContent
     from haystack.hooks.compaction.types import Compactor
     from haystack.token_counters.types import TokenCounter
 
@@ -157,11 +159,14 @@ def _events(
 def _chat(message: ChatMessage) -> Chat:
     """Return a message as a chat message, in which all calls and results have ids."""
     result = message.tool_call_result
+    parts: list[Chat] = []
     if result is not None and not isinstance(result.result, str):
-        parts = [part if isinstance(part, TextContent) else _named(part) for part in result.result]
-        message = ChatMessage.from_tool(parts, origin=result.origin, error=result.error)
+        parts = [shown for part in result.result for shown in _result_parts(part)]
+        message = ChatMessage.from_tool("", origin=result.origin, error=result.error)
     body: Chat = message.to_openai_dict_format(require_tool_call_ids=False)
-    if isinstance(body.get("content"), list):
+    if parts:
+        body["content"] = parts
+    elif isinstance(body.get("content"), list):
         body["content"] = [_without_data(part) for part in body["content"]]
     for call, shown in zip(message.tool_calls, body.get("tool_calls") or (), strict=True):
         shown.setdefault("id", _id(call))
@@ -185,9 +190,16 @@ def _hashed(value: Any) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _named(content: Any) -> TextContent:
-    """Return what stands for an image or a file in a result."""
-    return TextContent(f"[media: {getattr(content, 'mime_type', None) or 'unknown'}]")
+def _result_parts(part: TextContent | ImageContent | FileContent) -> list[Chat]:
+    """Return a part of a result; for an image or a file its name, and what counts as one."""
+    if isinstance(part, TextContent):
+        return [{"type": "text", "text": part.text}]
+    is_image = isinstance(part, ImageContent)
+    mime_type = part.mime_type or ("image/*" if is_image else "unknown")
+    data = part.base64_image if is_image else part.base64_data
+    # The text stays if the message is shortened.
+    name = {"type": "text", "text": f"[media: {mime_type}]"}
+    return [name, file_part(mime_type, file_id=_hashed(data))]
 
 
 def _id(call: ToolCall) -> str:

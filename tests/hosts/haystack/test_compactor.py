@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from haystack.components.agents import Agent
 from haystack.core.component import component
-from haystack.dataclasses import ChatMessage, ImageContent, TextContent, ToolCall
+from haystack.dataclasses import ChatMessage, FileContent, ImageContent, TextContent, ToolCall
 from haystack.hooks.compaction import CompactionHook
 from haystack.token_counters import ApproximateTokenCounter
 from haystack.tools import Tool
@@ -157,6 +157,29 @@ async def test_calls_without_ids_and_results_with_images_are_compacted_as_well(
     assert len(stored) == len(messages)
     assert stored[1]["tool_calls"][0]["id"] == stored[2]["tool_call_id"]
     assert "[media: image/png]" in str(stored[2]["content"])
+
+
+@pytest.mark.proves("L6", "T2")
+async def test_images_and_files_in_results_cost_what_they_cost_in_requests(
+    system: RunningSystem, session_id: str
+) -> None:
+    """All twenty stayed in a window that had room for three, because their names were counted."""
+    data = base64.b64encode(b"data").decode()
+    image = ImageContent(data, "image/png", validation=False)
+    file = FileContent(data, "application/pdf", validation=False)
+    messages = [ChatMessage.from_user("What is missing?")]
+    for number in range(20):
+        call = ToolCall("look", {"place": f"hall {number}"}, id=str(number))
+        result = ChatMessage.from_tool([(image, file)[number % 2]], origin=call)
+        messages += [ChatMessage.from_assistant(tool_calls=[call]), result]
+    compactor = TurnfoldCompactor("haystack", session_id, client=system.nats_url)
+    counter = ApproximateTokenCounter(tokens_per_image=1_200, tokens_per_file=1_200)
+
+    compacted = await compactor.compact_async(messages, 4_000, counter)
+
+    assert compacted is not None
+    assert faults(compacted) == []
+    assert counter.count(messages=compacted) <= 4_000
 
 
 @pytest.mark.proves("L5")
