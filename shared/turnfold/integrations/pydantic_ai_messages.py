@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, chat_call, file_part
+from turnfold.integrations.mirrored import Chat, chat_call, content_of, file_part
 
 with requires("pydantic-ai"):
     from pydantic_ai.messages import (
@@ -71,7 +71,11 @@ def _answer(response: ModelResponse) -> Chat:
                 calls.append(chat_call(part.tool_call_id, part.tool_name, arguments))
             case _:
                 texts.append(_named(part))
-    body: Chat = {"role": "assistant", "content": "\n\n".join(texts)}
+    files = [part.content for part in response.parts if isinstance(part, FilePart)]
+    text = {"type": "text", "text": "\n\n".join(texts)}
+    # Files that a model made are sent to it again.
+    content = content_of([text, *(file_part(file.media_type) for file in files)])
+    body: Chat = {"role": "assistant", "content": content}
     if any(reasoning):
         body["reasoning_content"] = "\n\n".join(reasoning)
     return body | ({"tool_calls": calls} if calls else {})

@@ -11,6 +11,7 @@ from pydantic_ai.messages import (
     NativeToolCallPart,
     NativeToolReturnPart,
     SpeechPart,
+    TextPart,
     UserPromptPart,
 )
 
@@ -44,7 +45,9 @@ async def test_files_and_native_tools_are_recorded_by_name(
 
     assert script.calls[0][1].parts == parts
     stored = await recorded(system, session_id)
-    assert stored[1]["content"].split("\n\n") == [
+    text, file = stored[1]["content"]
+    assert file == {"type": "image", "mime_type": "image/png"}
+    assert text["text"].split("\n\n") == [
         'web_search: {"query":"crates"}',
         'web_search: {"found":3}',
         "[image/png file]",
@@ -81,6 +84,29 @@ async def test_a_document_costs_what_a_file_costs(system: RunningSystem, session
         window = await session.context(max_tokens=8_000, after="latest", wait_ms=5_000)
     assert script.calls[0][0].parts[-1].content == ["What is it?", document]
     assert 1_200 < window.tokens < 1_400
+
+
+@pytest.mark.proves("G5", "T2", "L6")
+async def test_an_image_that_a_model_made_costs_what_an_image_costs(
+    system: RunningSystem, session_id: str
+) -> None:
+    """Models that make images are sent them again."""
+    script = Script([says("Fine.")])
+    image = BinaryContent(b"\x89PNG" * 100, media_type="image/png")
+    history: list[ModelMessage] = []
+    for number in range(12):
+        history += [
+            ModelRequest(parts=[UserPromptPart(f"Draw crate {number}.")]),
+            ModelResponse(parts=[TextPart("Here it is."), FilePart(image)]),
+        ]
+
+    await agent_of(script, system.nats_url, tokens=6_000).run(
+        "And so?", message_history=history, conversation_id=session_id
+    )
+
+    [asked] = script.calls
+    made = [part for message in asked for part in message.parts if isinstance(part, FilePart)]
+    assert 0 < len(made) < 5
 
 
 @pytest.mark.proves("G5")
