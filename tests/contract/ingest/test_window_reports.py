@@ -201,6 +201,21 @@ async def test_the_order_of_the_stream_decides_not_that_of_arrival(roomy: Stores
     assert await model_window(roomy) == 18_000
 
 
+@pytest.mark.proves("R5", "L2", "L3")
+async def test_a_call_whose_copy_came_first_proves_no_window_that_was_reported_after_it(
+    roomy: Stores,
+) -> None:
+    usage = {"prompt_tokens": 20_000}
+    await roomy.ingest(reported(5, MODEL, limit_tokens=16_000))
+    await roomy.ingest(reported(6, MODEL, event_id="u", usage=usage))
+    assert await model_window(roomy) == 20_000
+
+    await roomy.ingest(reported(4, MODEL, event_id="u", usage=usage))
+
+    assert await model_window(roomy) == 16_000
+    assert await window_reasons(roomy) == ["limit", "success"]
+
+
 @pytest.mark.proves("R5", "W6")
 async def test_a_window_of_the_past_has_the_limit_of_then(roomy: Stores) -> None:
     await roomy.ingest(turn(1, user("a"), model=MODEL), turn(2, user("b"), model=MODEL))

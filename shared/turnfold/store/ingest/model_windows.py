@@ -151,7 +151,7 @@ def _record_successes(
 ) -> None:
     """Record the limits that a larger call has raised above those reported or known before."""
     for model in sorted(limits):
-        if limits[model] != reported.get(model):
+        if limits[model] > reported.get(model, 0):
             journal.add_audit_row(
                 session,
                 "window",

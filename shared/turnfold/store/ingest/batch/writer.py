@@ -331,6 +331,9 @@ class BatchWriter:
         rows = self._rows([arrival])
         rows.insert_events(connection)
         self._insert_rest(rows)
+        if arrival.model:
+            # A call that now stands before a reported limit proves no larger window.
+            self._limited.add(session.key)
         if arrival.retraction is not None:
             self._touch(session, retractor.move_retraction(span.stream_seq, arrival.stream_seq))
         evict_again(connection, span, evicted, first)
