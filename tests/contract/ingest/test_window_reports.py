@@ -240,6 +240,7 @@ async def test_a_report_is_one_event_however_often_it_comes(roomy: Stores) -> No
 
     # Its first place in the stream is before that of the other one.
     assert await model_window(roomy) == 8_000
+    assert (await roomy.history.counts(KEY)).last_event_at_ms == NOON + 5
     (letter,) = await roomy.history.dead_letters(after=0, limit=9)
     assert (letter.stream_seq, letter.reason) == (13, "event_id_reused")
     seen = await roomy.seen()

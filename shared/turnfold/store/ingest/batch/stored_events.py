@@ -185,18 +185,20 @@ def newest_event_at_ms(
 ) -> int | None:
     """Return when the newest event between two positions was published, or None if unknown.
 
-    Unknown is the time of a report of usage that came alone.
+    Unknown is the time of an overflow that was reported without usage and limit.
     """
-    times = [
-        select(func.max(table.c.created_at_ms)).where(
-            table.c.sid == sid, table.c.position.between(first, last)
-        )
-        for table in (messages, retracted_messages)
+    moments: list[tuple[Table, ColumnElement[int], Any]] = [
+        (table, table.c.position, table.c.created_at_ms) for table in (messages, retracted_messages)
     ]
-    are_between = retractions.c.stream_seq.between(
-        first // MESSAGES_PER_EVENT, last // MESSAGES_PER_EVENT
-    )
-    times.append(select(func.max(retractions.c.at_ms)).where(retractions.c.sid == sid, are_between))
+    moments.append((usage_reports, usage_reports.c.position, usage_reports.c.at_ms))
+    moments += [
+        (table, table.c.stream_seq * MESSAGES_PER_EVENT, table.c.at_ms)
+        for table in (retractions, reported_limits)
+    ]
+    times = [
+        select(func.max(at_ms)).where(table.c.sid == sid, place.between(first, last))
+        for table, place, at_ms in moments
+    ]
     found = connection.execute(union_all(*times)).scalars()
     return max([at_ms for at_ms in found if at_ms is not None], default=None)
 
