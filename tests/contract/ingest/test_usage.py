@@ -215,7 +215,7 @@ async def test_in_whatever_order_and_however_often_reports_come_they_teach_the_s
     assert await factor(stores) == 1.2
 
 
-@pytest.mark.proves("T4", "L3")
+@pytest.mark.proves("T4", "I7", "L3")
 async def test_a_report_whose_copy_stands_earlier_in_the_stream_counts_once_and_there(
     stores: Stores,
 ) -> None:
@@ -226,6 +226,8 @@ async def test_a_report_whose_copy_stands_earlier_in_the_stream_counts_once_and_
 
     await stores.ingest(events[2])
 
+    newest = await stores.history.counts(KEY)
+    assert newest.reported_tokens == getattr(events[-1].report, "tokens", None)
     await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
     assert await factor(stores) == 1.25
 

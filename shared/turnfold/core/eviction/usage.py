@@ -166,9 +166,10 @@ class UsageState(NamedTuple):
         # The fields of a reading have the names of the fields here that they replace.
         return self._replace(**reading._asdict(), evictions=0 if is_relieved else self.evictions)
 
-    def moved(self, seq: int, to_seq: int, at_ms: int) -> "UsageState":
-        """Return the state after an event moved to an earlier sequence."""
-        return self._replace(seq=to_seq, at_ms=at_ms) if self.seq == seq else self
+    def moved(self, newest: "UsageReading") -> "UsageState":
+        """Return the state after the newest report moved to an earlier sequence."""
+        # After an eviction or a retraction, no report before it counts.
+        return self._replace(**newest._replace(tokens=newest.tokens * (self.tokens > 0))._asdict())
 
     def evicted(self, *, by_report: bool, factor: float) -> "UsageState":
         """Return the state after an eviction, which makes earlier reports stale."""

@@ -5,7 +5,7 @@ so that every order of arrival ends with the same rows.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,7 @@ from sqlalchemy import (
     update,
 )
 
+from turnfold.core.eviction.usage import UsageReading, read_report
 from turnfold.core.policy.meta import without_mark
 from turnfold.core.shapes.packing import unpack
 from turnfold.messages import MESSAGES_PER_EVENT, ROLES, Role, position_of
@@ -205,18 +206,40 @@ def newest_event_at_ms(
 
 def newest_model(connection: Connection, sid: int) -> tuple[str | None, int]:
     """Return the model that the newest event naming one names, and its sequence; 0 without one."""
+    for seq, envelope in _envelopes(connection, sid, "model"):
+        if isinstance(model := envelope.get("model"), str) and model:
+            return storable_key(model), seq
+    return None, 0
+
+
+def newest_reading(connection: Connection, sid: int) -> UsageReading:
+    """Return the usage that the newest event with a report states; zeros without one."""
+    for seq, envelope in _envelopes(connection, sid, "usage"):
+        usage = envelope["usage"]
+        report = read_report(usage) if isinstance(usage, dict) else None
+        if report is not None and envelope.get("is_overflow") is not True:
+            span = EventSpan(sid, seq)
+            at_ms = newest_event_at_ms(connection, sid, first=span.first, last=span.last)
+            return UsageReading(seq, at_ms or 0, report.tokens)
+    return UsageReading(0, 0, 0)
+
+
+def _envelopes(
+    connection: Connection, sid: int, name: str
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the envelopes of a session that have such a member, newest first."""
     rows = (
         select(events.c.stream_seq, events.c.envelope)
-        .where(events.c.sid == sid, events.c.envelope.contains('"model"'))
+        .where(events.c.sid == sid, events.c.envelope.contains(f'"{name}"'))
         .order_by(events.c.stream_seq.desc())
         .limit(_EVENTS_AT_ONCE)
     )
     before = END_SEQ
     while found := connection.execute(rows.where(events.c.stream_seq < before)).all():
-        for before, envelope in found:
-            if isinstance(model := json.loads(envelope).get("model"), str) and model:
-                return storable_key(model), before
-    return None, 0
+        for before, text in found:
+            envelope = json.loads(text)
+            if name in envelope:
+                yield before, envelope
 
 
 def counts_of_event(connection: Connection, span: EventSpan) -> EventCounts:

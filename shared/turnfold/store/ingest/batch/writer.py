@@ -38,6 +38,7 @@ from turnfold.store.ingest.batch.stored_events import (
     is_equal_content,
     newest_event_at_ms,
     newest_model,
+    newest_reading,
 )
 from turnfold.store.ingest.batch.used_sequences import refuse_used
 from turnfold.store.ingest.evict import evict, usage_readings
@@ -347,7 +348,8 @@ class BatchWriter:
         # For live messages too: orders of sessions are cached with their positions.
         session.evicted_changes += 1
         note_unindexed(session, first)
-        session.gauge = session.gauge.moved(span.stream_seq, arrival.stream_seq, arrival.at_ms)
+        if session.reported_seq == span.stream_seq:
+            session.gauge = session.gauge.moved(newest_reading(connection, span.sid))
         if session.model_seq == span.stream_seq:
             session.model, session.model_seq = newest_model(connection, span.sid)
         # If it was the newest, its old time would keep the session from becoming idle.
