@@ -159,6 +159,7 @@ class ProxyApp:
         is_whole: bool,  # noqa: FBT001 - called as `Ended`
     ) -> None:
         """Begin to record the answer to a call, and count it when that has ended."""
+        is_whole = is_whole and not answer.has_failed
         try:
             recording = self._recorder.record(prepared, answer, is_whole=is_whole)
         except Exception as error:  # noqa: BLE001 - the caller gets the answer all the same

@@ -243,7 +243,7 @@ class Lookups:
         answer = tap.answer() if is_answer else None
         if answer is not None and self._lookups:
             # The usage counts the lookups, which are no part of the session.
-            answer = ModelAnswer(answer.elements)
+            answer = replace(answer, usage=None)
         return HeldAnswer(response, chunks, answer, is_whole, self._lookups)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -39,6 +40,7 @@ class AnswerTap:
         self._is_json: bool | None = None
         self._left = READ_BYTES
         self._can_read = True
+        self._has_failed = False
 
     def feed(self, chunk: bytes) -> None:
         """Read a chunk."""
@@ -63,7 +65,8 @@ class AnswerTap:
         if self._is_json and self._can_read:
             self._add(bytes(self._body))
         try:
-            return self._reader.answer() if self._can_read else ModelAnswer([])
+            answer = self._reader.answer() if self._can_read else ModelAnswer([])
+            return replace(answer, has_failed=self._has_failed)
         except (ValueError, TypeError, AttributeError, LookupError):
             return ModelAnswer([])
 
@@ -73,6 +76,9 @@ class AnswerTap:
             event = json.loads(data)
             if isinstance(event, dict):
                 self._reader.add(event)
+                # In the stream, because its status was sent before.
+                failed = event.get("response") or event
+                self._has_failed |= event.get("type") == "error" or bool(failed.get("error"))
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
             self._can_read = False
 

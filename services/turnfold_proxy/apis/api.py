@@ -42,10 +42,14 @@ class RequestConversation:
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """The elements that a model wrote, and the usage that its provider reported."""
+    """The elements that a model wrote, and the usage that its provider reported.
+
+    `has_failed`: the provider ended it with an error, so that it may lack its end.
+    """
 
     elements: Sequence[Element]
     usage: dict[str, Any] | None = None
+    has_failed: bool = False
 
 
 Calls = tuple[set[str], set[str]]

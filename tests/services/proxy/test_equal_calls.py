@@ -75,6 +75,33 @@ async def test_the_answer_that_the_caller_takes_is_recorded_whichever_call_it_le
     await eventually(lambda: _holds(scene, session_id, expected), told=scene.parts.words)
 
 
+@pytest.mark.proves("G10", "L1")
+async def test_an_answer_that_ends_with_an_error_does_not_replace_a_whole_one(
+    scene: ProxyScene,
+) -> None:
+    """Its status and its first words were sent before, so the error is an event of the stream."""
+    whole, named = gated("It left"), {"x-turnfold-session": "failed"}
+    begun = chunks({"role": "assistant", "content": "It rea"})[0]
+    failed = ProviderReply([begun, b'data: {"error": {"message": "Overloaded"}}\n\n'])
+    scene.provider.script.extend([whole, failed])
+    request = {"model": "gpt-4.1", "messages": [ASKED], "stream": True}
+
+    async with scene.http.stream("POST", PATH, json=request, headers=named) as answer:
+        stream = answer.aiter_raw()
+        await anext(stream)
+        other = await scene.http.post(PATH, json=request, headers=named)
+        part = [("user", ASKED["content"]), ("assistant", "It rea")]
+        await eventually(lambda: _holds(scene, "failed", part), told=scene.parts.words)
+        assert whole.gate is not None
+        whole.gate.set()
+        async for _ in stream:
+            pass
+
+    assert other.content == b"".join(failed.chunks)
+    expected = [("user", ASKED["content"]), ("assistant", "It left Ghent.")]
+    await eventually(lambda: _holds(scene, "failed", expected), told=scene.parts.words)
+
+
 async def _holds(
     scene: ProxyScene, session_id: str, expected: Sequence[tuple[str, object]]
 ) -> bool | None:

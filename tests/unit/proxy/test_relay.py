@@ -122,6 +122,29 @@ def test_calls_of_one_answer_are_told_apart_without_an_index_of_their_own(
     ]
 
 
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize(
+    ("reader", "event", "has_failed"),
+    [
+        (ChatReader, {"error": {"message": "Overloaded"}}, True),
+        (ChatReader, {"choices": [], "error": None}, False),
+        (MessagesReader, {"type": "error", "error": {"type": "overloaded_error"}}, True),
+        (MessagesReader, {"type": "message_stop"}, False),
+        (ResponsesReader, {"type": "error", "code": "server_error"}, True),
+        (ResponsesReader, {"type": "response.failed", "response": {"error": {"code": "x"}}}, True),
+        (ResponsesReader, {"type": "response.completed", "response": {"error": None}}, False),
+    ],
+)
+def test_an_error_within_a_stream_is_known(
+    reader: type[AnswerReader], event: dict[str, Any], *, has_failed: bool
+) -> None:
+    tap = AnswerTap(reader())
+
+    tap.feed(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    assert tap.answer().has_failed == has_failed
+
+
 ITEM = {"type": "function_call", "call_id": "c1", "name": "write", "arguments": '{"a'}
 CUSTOM_ITEM = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "*** Beg"}
 
