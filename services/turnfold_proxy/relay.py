@@ -77,7 +77,8 @@ class AnswerTap:
             if isinstance(event, dict):
                 self._reader.add(event)
                 # In the stream, because its status was sent before.
-                failed = event.get("response") or event
+                response = event.get("response")
+                failed = response if isinstance(response, dict) else event
                 self._has_failed |= event.get("type") == "error" or bool(failed.get("error"))
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
             self._can_read = False

@@ -200,6 +200,16 @@ def test_a_text_in_a_field_of_one_provider_is_read_whole() -> None:
 
 
 @pytest.mark.proves("G10", "I2")
+def test_a_field_of_another_api_hides_no_answer() -> None:
+    tap = AnswerTap(ChatApi().reader())
+
+    choices = [{"index": 0, "delta": {"content": "It left Ghent."}}]
+    tap.feed(b"data: %b\n\n" % json.dumps({"response": "It", "choices": choices}).encode())
+
+    assert [one["content"] for one in tap.answer().elements] == ["It left Ghent."]
+
+
+@pytest.mark.proves("G10", "I2")
 def test_a_label_that_each_piece_repeats_is_no_text_in_pieces() -> None:
     """OpenAI's client keeps the last `type`, too."""
     tap = AnswerTap(ChatApi().reader())
