@@ -17,6 +17,7 @@ MEDIA = (
     "input_image",
     "input_audio",
     "audio",
+    "output_audio",
     "file",
     "input_file",
     "video",

@@ -153,7 +153,8 @@ def test_calls_reasoning_and_content_are_parts_of_the_whole(count: Count) -> Non
 
 @pytest.mark.proves("T2")
 @pytest.mark.parametrize(
-    "kind", "image_url image input_audio audio file video audio_url image_embeds".split()
+    "kind",
+    "image_url image input_audio audio output_audio file video audio_url image_embeds".split(),
 )
 def test_media_cost_the_same_however_many_bytes_they_are(count: Count, kind: str) -> None:
     small = count_message(

@@ -47,8 +47,7 @@ def unknown_fields(fields: Mapping[str, Any], known: frozenset[str]) -> str:
 
 def told(value: object) -> str:
     """Return a value as compact JSON without the bytes of media in it: they are not text."""
-    text = compact(value)
-    return compact(_without_bytes(value)) if "base64" in text else text
+    return compact(_without_bytes(value))
 
 
 def _without_bytes(value: Any) -> Any:
@@ -75,7 +74,8 @@ def files_in(value: object) -> int:
 
 
 def _is_base64(source: Mapping[str, Any]) -> bool:
-    return source.get("type") == "base64" and isinstance(source.get("data"), str)
+    is_source = source.get("type") in ("base64", "output_audio")
+    return is_source and isinstance(source.get("data"), str)
 
 
 def joined_content(parts: list[Any]) -> Any:

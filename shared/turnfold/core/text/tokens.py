@@ -42,6 +42,7 @@ MEDIA_PARTS: Final = frozenset(
         "input_image",
         "input_audio",
         "audio",
+        "output_audio",
         "file",
         "input_file",
         "video",
