@@ -80,12 +80,20 @@ class MessagesApi:
         return [element.get("role"), blocks]
 
     def calls(self, element: Element) -> Calls:
-        """Return the ids of the blocks that call tools, and of those that answer one."""
+        """Return the ids of the blocks that call tools, and of those that answer one.
+
+        A call that the provider runs is no call here, but its result in a later message is one.
+        """
         content = element.get("content")
         blocks = content if isinstance(content, list) else []
+        kinds = [(str(_kind(block)), block) for block in blocks]
+        ran = {str(block.get("id")) for kind, block in kinds if kind.endswith("_tool_use")}
+        answered = {
+            str(block.get("tool_use_id")) for kind, block in kinds if kind.endswith("tool_result")
+        }
         return (
-            {str(block.get("id")) for block in blocks if _kind(block) == "tool_use"},
-            {str(block.get("tool_use_id")) for block in blocks if _kind(block) == "tool_result"},
+            {str(block.get("id")) for kind, block in kinds if kind == "tool_use"},
+            answered - ran,
         )
 
     def with_tools(self, body: Mapping[str, Any], tools: Sequence[Element]) -> dict[str, Any]:

@@ -193,6 +193,30 @@ def test_marks_of_a_cache_are_no_edit_and_results_of_anthropic_are_no_request() 
     assert window.elements == [SUMMARY, *own]
 
 
+@pytest.mark.proves("L5")
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_what_the_provider_found_is_shown_only_with_its_call(is_paused: bool) -> None:
+    """The call is in an earlier message if the turn was paused, and that may have been shortened."""
+    api = APIS["/v1/messages"]
+    search = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}
+    use = {"type": "tool_use", "id": "t1", "name": "track", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "Ghent"}
+    before: list[Json] = [USER, {"role": "assistant", "content": [search] if is_paused else "Yes?"}]
+    blocks = [found, use] if is_paused else [search, found, use]
+    new: list[Json] = [
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": [result]},
+    ]
+    window = [0, {"role": "assistant", "content": "[shortened]"}]
+    known = KnownWindow(ListBytes(before).digest, "m", 0, window, 1, 1_000, 1, 1.0)
+    own = [*before, *new]
+
+    continued_window = grown(known, api, own, ListBytes(own), asked="m", beside_tokens=0, count=len)
+
+    assert (continued_window is None) == is_paused
+
+
 def mirror_id(place: int, view: int = 0) -> str:
     """The id of a message of the element at this place, which is an event of its own."""
     return f"mirror-{place + 1}-1-{'0' * 32}-0#{view}"
