@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -11,6 +12,8 @@ from turnfold.core.policy.presets import PRESETS, Policy, adjusted
 from turnfold.errors import StartError
 from turnfold.operations.policy import policy_resolver
 from turnfold.settings import read_settings
+
+LIMITED: Final = Allowance(("openai/a",), (("retain_days", 7),))
 
 
 @pytest.mark.proves("X7", "C71")
@@ -97,9 +100,10 @@ def test_no_stored_wish_stands_above_a_ceiling(name: str) -> None:
             == getattr(rule(PolicyOverrides(), wish), name)
             == 7
         )
-    assert getattr(
-        rule(PolicyOverrides(), PolicyOverrides(overrides=json.dumps({name: 0}))), name
-    ) in (0, 7)
+    # Of most numbers, 0 is the least; of these it means no limit, which no wish may lift.
+    is_unlimited = name in ("summary_tokens_per_day", "retain_days", "summary_max_words")
+    zero = PolicyOverrides(overrides=json.dumps({name: 0}))
+    assert getattr(rule(PolicyOverrides(), zero), name) == (7 if is_unlimited else 0)
     for preset in PRESETS:
         assert getattr(rule(PolicyOverrides(), PolicyOverrides(preset=preset)), name) <= 7
 
@@ -113,6 +117,46 @@ def test_a_default_ceiling_does_not_lower_what_the_operator_sets() -> None:
         Allowance().bounded(adjusted(Policy(), {"ledger_max_tokens": 2**53})).ledger_max_tokens
         == CEILINGS["ledger_max_tokens"]
     )
+
+
+@pytest.mark.proves("X7", "C71")
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"retain_days": 7},
+        {"retain_days": None, "summary_model": None},
+        {"summary_model": "openai/a"},
+        {"summary_model": "session"},
+        {"summary_tokens_per_day": 0},
+    ],
+)
+def test_a_wish_within_what_the_operator_allows_is_accepted(wish: dict[str, Any]) -> None:
+    LIMITED.check_overrides(wish)
+
+
+@pytest.mark.proves("X7", "C71")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retain_days", 8),
+        ("retain_days", "8"),
+        ("retain_days", 0),
+        ("summary_max_tokens", 16_001),
+        ("summary_max_words", 10_001),
+        ("summary_max_words", 0),
+        ("ledger_max_tokens", 16_001),
+        ("rebuild_max_tokens", 1_000_001),
+    ],
+)
+def test_a_wish_above_a_ceiling_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"the operator sets TURNFOLD_LIMIT__{name.upper()}"):
+        LIMITED.check_overrides({name: value})
+
+
+@pytest.mark.proves("X7", "C71")
+def test_a_wish_for_a_model_that_is_not_allowed_is_refused() -> None:
+    with pytest.raises(ValueError, match="TURNFOLD_SUMMARY_MODELS"):
+        LIMITED.check_overrides({"summary_model": "openai/b"})
 
 
 @pytest.mark.parametrize(
