@@ -53,12 +53,12 @@ def test_what_is_no_hint_is_ignored(subject: str, payload: bytes) -> None:
 @pytest.mark.proves("E8")
 def test_hints_keep_their_order_and_the_same_budget_is_one_hint() -> None:
     pending = PendingHints()
-    for hint in (BudgetHint(200), BudgetHint(3, 5), BudgetHint(3), BudgetHint(200)):
+    for hint in (BudgetHint(200), BudgetHint(3, 5), BudgetHint(3), BudgetHint(200, 4)):
         assert pending.add(key("ada"), hint)
     pending.add(key("eve"), BudgetHint(7))
 
     assert len(pending) == 3
-    assert pending.take(1) == {key("ada"): (BudgetHint(200), BudgetHint(3, 5))}
+    assert pending.take(1) == {key("ada"): (BudgetHint(200, 4), BudgetHint(3, 5))}
     assert pending.take(9) == {key("eve"): (BudgetHint(7),)}
     assert len(pending) == 0
 
