@@ -43,3 +43,22 @@ def test_no_message_of_a_program_is_passed_over_unread(
 )
 def test_only_messages_that_may_be_a_programs_are_read(body: str, may_be: bool) -> None:
     assert may_be_written_by_program(body, PRESETS["balanced"]) is may_be
+
+
+@pytest.mark.proves("W12", "I6")
+@pytest.mark.parametrize(
+    ("prefixes", "said", "is_by_program"),
+    [
+        ("[cron]; Reflect on", "Reflect on the results.", True),
+        ("[cron]; Reflect on", "\n  [cron] It is seven.", True),
+        ("[cron]; Reflect on", "Please wait. Reflect on the results.", False),
+        ("[cron];; ;", "Where is my order?", False),
+        ("", "Where is my order?", False),
+    ],
+)
+def test_a_message_is_a_programs_if_it_begins_like_one(
+    prefixes: str, said: str, *, is_by_program: bool
+) -> None:
+    policy = replace(PRESETS["balanced"], meta_prefixes=prefixes)
+
+    assert is_written_by_program(said, policy) is is_by_program
