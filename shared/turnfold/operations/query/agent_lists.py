@@ -6,7 +6,7 @@ from turnfold.contracts.history_requests import EventsKnownRequest, SessionListR
 from turnfold.contracts.subjects import id_fault
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId
-from turnfold.operations.query.replies import optional_time
+from turnfold.operations.query.replies import with_times
 from turnfold.ports.agent_lists import AgentLists
 
 
@@ -41,14 +41,6 @@ async def sessions(
     )
     return {
         "agent_id": agent_id,
-        "sessions": [
-            {
-                "session_id": session.session_id,
-                "messages_total": session.messages_total,
-                "tokens_total": session.tokens_total,
-                "last_event_at": optional_time(session.last_event_at_ms),
-            }
-            for session in page
-        ],
+        "sessions": [with_times(session._asdict()) for session in page],
         "next_after": page[-1].session_id if len(page) == request.limit else None,
     }

@@ -17,11 +17,11 @@ from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import META_MARK, SessionKey, State
 from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.query.replies import (
-    optional_time,
     place_of,
     place_text,
     rfc3339,
     summary_json,
+    with_times,
 )
 from turnfold.ports.query import (
     END_POSITION,
@@ -166,25 +166,24 @@ async def session(key: SessionKey, _: SessionRequest, *, store: HistoryStore) ->
 
 def session_json(counts: SessionCounts) -> dict[str, Any]:
     """Return the counts of a session in the form of the contract."""
-    counts_json = counts._asdict()
+    counts_json = with_times(counts._asdict())
     del counts_json["sid"]
     counts_json["messages_covered"] = counts.messages_covered
-    last = counts_json.pop("last_event_at_ms")
     counts_json["usage"] = {
         "state": usage_state(counts_json.pop("usage_evictions")),
         "reported_tokens": counts_json.pop("reported_tokens"),
     }
-    failures, until_ms, reason = (
-        counts_json.pop(name) for name in ("failures", "cooldown_until_ms", "cooldown_reason")
+    failures, until, reason = (
+        counts_json.pop(name) for name in ("failures", "cooldown_until", "cooldown_reason")
     )
     counts_json["cooldown"] = (
-        {"failures": failures, "until": rfc3339(until_ms), "reason": reason} if failures else None
+        {"failures": failures, "until": until, "reason": reason} if failures else None
     )
     counts_json["audit"] = {
         "rows": counts_json.pop("audit_rows"),
         "hash": counts_json.pop("audit_hash"),
     }
-    return counts_json | {"last_event_at": optional_time(last)}
+    return counts_json
 
 
 async def sessions(
@@ -262,9 +261,4 @@ async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[s
 
 def dead_letter_json(row: DeadLetterRow) -> dict[str, Any]:
     """Return a dead letter without its bytes."""
-    fields = row._asdict()
-    at, replayed = fields.pop("at_ms"), fields.pop("replayed_at_ms")
-    return fields | {
-        "at": rfc3339(at),
-        "replayed_at": optional_time(replayed),
-    }
+    return with_times(row._asdict())

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from turnfold.core.history.audit_chain import NO_ROWS, chain_fault, end_fault
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey, State
-from turnfold.operations.query.replies import optional_time, place_of, place_text, rfc3339
+from turnfold.operations.query.replies import place_of, place_text, with_times
 from turnfold.ports.inspection import (
     CompactionFilter,
     CompactionRow,
@@ -74,25 +74,13 @@ async def erasures(
     rows = await store.erasures(agent_ids=agent_ids, after=place, limit=limit)
     return {
         "next_after": place_text(rows[-1].place) if len(rows) == limit else None,
-        "erasures": [
-            {
-                "agent_id": row.agent_id,
-                "session_id": row.session_id,
-                "at": rfc3339(row.at_ms),
-                "audit_rows": row.audit_rows,
-            }
-            for row in rows
-        ],
+        "erasures": [with_times(row._asdict()) for row in rows],
     }
 
 
 def compaction_json(row: CompactionRow) -> Json:
     """Return a compaction in the form of the contract."""
-    fields: Json = row._asdict()
-    fields["compaction_id"] = str(row.compaction_id)
-    for name in ("requested_at", "evicted_at", "finished_at", "next_attempt_at", "restored_at"):
-        fields[name] = optional_time(fields.pop(f"{name}_ms"))
-    return fields
+    return with_times(row._asdict()) | {"compaction_id": str(row.compaction_id)}
 
 
 async def timeline(key: SessionKey, *, parts: int, store: InspectionStore) -> Json:
@@ -104,17 +92,7 @@ async def timeline(key: SessionKey, *, parts: int, store: InspectionStore) -> Js
         "in_force": strip.in_force,
         "parts": [group._asdict() | {"state": str(group.state)} for group in groups],
         "compactions": [compaction_json(row) for row in strip.compactions[-MARKS_MOST:]],
-        "versions": [
-            {
-                "version": mark.version,
-                "kind": mark.kind,
-                "tokens": mark.tokens,
-                "messages_covered": mark.messages_covered,
-                "last_position": mark.last_position,
-                "created_at": rfc3339(mark.created_at_ms),
-            }
-            for mark in strip.versions[-MARKS_MOST:]
-        ],
+        "versions": [with_times(mark._asdict()) for mark in strip.versions[-MARKS_MOST:]],
     }
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from turnfold.core.policy.retention import DAY_MS
-from turnfold.operations.query.replies import optional_time, rfc3339
+from turnfold.operations.query.replies import with_times
 from turnfold.ports.admin import CampaignProgress
 from turnfold.ports.inspection import InspectionStore
 
@@ -21,12 +21,10 @@ async def agents(
 ) -> Json:
     """Return a page of agents with sums over their sessions, in the order of their ids."""
     rows = await store.agents(agent_ids, after=after, limit=limit)
-    listed = []
-    for row in rows:
-        fields: Json = row._asdict()
-        at_ms = fields.pop("last_event_at_ms")
-        listed.append(fields | {"last_event_at": optional_time(at_ms)})
-    return {"agents": listed, "next_after": rows[-1].agent_id if len(rows) == limit else None}
+    return {
+        "agents": [with_times(row._asdict()) for row in rows],
+        "next_after": rows[-1].agent_id if len(rows) == limit else None,
+    }
 
 
 async def costs(
@@ -63,9 +61,4 @@ async def campaigns(
 
 def campaign_json(campaign: CampaignProgress) -> Json:
     """Return the progress of a campaign in the form of the contract."""
-    fields: Json = campaign._asdict()
-    requested, finished = fields.pop("requested_at_ms"), fields.pop("finished_at_ms")
-    return fields | {
-        "requested_at": rfc3339(requested),
-        "finished_at": optional_time(finished),
-    }
+    return with_times(campaign._asdict())

@@ -115,6 +115,14 @@ def optional_time(at_ms: int | None) -> str | None:
     return None if at_ms is None else rfc3339(at_ms)
 
 
+def with_times(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row, its times formatted and without `_ms` in their names."""
+    return {
+        name.removesuffix("_ms"): optional_time(value) if name.endswith("_ms") else value
+        for name, value in fields.items()
+    }
+
+
 def as_error(error: RequestError) -> str:
     """Return the JSON text of an error reply."""
     return json.dumps(error.as_json())
