@@ -22,12 +22,11 @@ from turnfold.contracts.event_models import EVENTS
 from turnfold.contracts.notice_models import NOTICE_MODELS
 from turnfold.contracts.subjects import EVENTS_STREAM, NOTICES_STREAM
 
-Json = dict[str, Any]
 DESCRIPTION = f"""\
 Publish events to the stream `{EVENTS_STREAM}`, on their subject or on their bare type, and receive
 notices from the stream `{NOTICES_STREAM}`. Requests are request/reply, and each may be answered
 with an error; an empty request means `{{}}`."""
-PARAMETERS: Mapping[str, Json] = {
+PARAMETERS: Mapping[str, dict[str, Any]] = {
     name: {
         "description": f"The id of the {what} as one token: every byte of its UTF-8 outside"
         " `A-Za-z0-9_-` is written `%XX`."
@@ -37,7 +36,7 @@ PARAMETERS: Mapping[str, Json] = {
 
 
 @cache
-def asyncapi_document(nats_urls: str) -> Json:
+def asyncapi_document(nats_urls: str) -> dict[str, Any]:
     """Return the document; the URLs, separated by commas, must contain no password."""
     document = _described_by_faststream(nats_urls.split(","))
     channels, operations = document["channels"], document["operations"]
@@ -79,7 +78,7 @@ def asyncapi_document(nats_urls: str) -> Json:
     }
 
 
-def _described_by_faststream(nats_urls: Sequence[str]) -> Json:
+def _described_by_faststream(nats_urls: Sequence[str]) -> dict[str, Any]:
     broker = NatsBroker(nats_urls)
     requests = {name: entry.request for name, entry in REQUESTS.items()}
     inbound: dict[str, type[BaseModel]] = {**EVENTS, **requests}
@@ -100,31 +99,31 @@ def _described_by_faststream(nats_urls: Sequence[str]) -> Json:
     specification = AsyncAPI(
         broker, title="Turnfold", version=version("turnfold"), description=DESCRIPTION
     )
-    document: Json = specification.to_specification().to_jsonable()
+    document: dict[str, Any] = specification.to_specification().to_jsonable()
     return document
 
 
-def _answer_schemas() -> Json:
+def _answer_schemas() -> dict[str, Any]:
     models = {model for entry in REQUESTS.values() for model in entry.answers} | {ErrorAnswer}
     _, definitions = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )
-    schemas: Json = definitions["$defs"]
+    schemas: dict[str, Any] = definitions["$defs"]
     return schemas
 
 
-def _received_model(document: Json, name: str) -> str:
+def _received_model(document: dict[str, Any], name: str) -> str:
     """Return the name of the payload's model of a channel that FastStream describes."""
     ((_, reference),) = document["channels"][name]["messages"].items()
     message = document["components"]["messages"][reference["$ref"].rpartition("/")[2]]
     return str(message["payload"]["$ref"].rpartition("/")[2])
 
 
-def _used(channels: Json) -> list[str]:
+def _used(channels: dict[str, Any]) -> list[str]:
     return sorted({name for channel in channels.values() for name in channel["messages"]})
 
 
-def _message(name: str, schema: Json) -> Json:
+def _message(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "title": name,
@@ -135,13 +134,13 @@ def _message(name: str, schema: Json) -> Json:
     }
 
 
-def _messages_of(models: list[str]) -> Json:
+def _messages_of(models: list[str]) -> dict[str, Any]:
     return {model: _ref("components", "messages", model) for model in models}
 
 
-def _references(channel: str, models: list[str]) -> list[Json]:
+def _references(channel: str, models: list[str]) -> list[dict[str, Any]]:
     return [_ref("channels", channel, "messages", model) for model in models]
 
 
-def _ref(*parts: str) -> Json:
+def _ref(*parts: str) -> dict[str, Any]:
     return {"$ref": "#/" + "/".join(parts)}

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-Json = dict[str, Any]
 _STYLE = """
 :root { color-scheme: light dark; --line: color-mix(in srgb, currentColor 18%, transparent); }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -22,7 +21,7 @@ p { margin: 0.2rem 0; }
 """
 
 
-def reference_page(openapi: Json) -> str:
+def reference_page(openapi: dict[str, Any]) -> str:
     """Return the page of an OpenAPI document."""
     info = openapi["info"]
     topics = "".join(_topic(openapi, tag) for tag in openapi["tags"])
@@ -37,7 +36,7 @@ def reference_page(openapi: Json) -> str:
     )
 
 
-def _topic(openapi: Json, tag: Json) -> str:
+def _topic(openapi: dict[str, Any], tag: dict[str, Any]) -> str:
     operations = "".join(
         _operation(openapi, method, path, operation)
         for path, methods in openapi["paths"].items()
@@ -48,7 +47,7 @@ def _topic(openapi: Json, tag: Json) -> str:
     return f"<h2>{escape(title)}</h2><p>{escape(tag['description'])}</p>{operations}"
 
 
-def _operation(openapi: Json, method: str, path: str, operation: Json) -> str:
+def _operation(openapi: dict[str, Any], method: str, path: str, operation: dict[str, Any]) -> str:
     rows = "".join(
         _row(parameter["name"], parameter.get("schema", {}), parameter.get("description", ""))
         for parameter in operation.get("parameters", ())
@@ -72,7 +71,7 @@ def _operation(openapi: Json, method: str, path: str, operation: Json) -> str:
     )
 
 
-def _body_schemas(openapi: Json, operation: Json) -> Iterator[Json]:
+def _body_schemas(openapi: dict[str, Any], operation: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Return the schemas of an operation's body."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     schema = content.get("schema", {})
@@ -80,7 +79,7 @@ def _body_schemas(openapi: Json, operation: Json) -> Iterator[Json]:
         yield openapi["components"]["schemas"][reference["$ref"].rpartition("/")[2]]
 
 
-def _examples(operation: Json) -> str:
+def _examples(operation: dict[str, Any]) -> str:
     """Return the examples of the answer, if it is JSON."""
     content = operation["responses"]["200"]["content"].get("application/json", {})
     return "".join(
@@ -89,7 +88,7 @@ def _examples(operation: Json) -> str:
     )
 
 
-def _row(name: str, schema: Json, description: str) -> str:
+def _row(name: str, schema: dict[str, Any], description: str) -> str:
     alternatives = schema.get("anyOf", [schema])
     types = [alternative.get("type", "") for alternative in alternatives]
     choices = next(

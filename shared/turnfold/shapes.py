@@ -11,7 +11,7 @@ The server converts with the same functions. All are pure: they change no argume
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -29,7 +29,7 @@ from turnfold.core.shapes.blocks import (
 from turnfold.core.shapes.views import ChatView
 from turnfold.core.text.tokens import count_message, text_of, token_upper_bound
 from turnfold.errors import BadRequest
-from turnfold.messages import SYSTEM_ROLES, Element
+from turnfold.messages import SYSTEM_ROLES, Element, Json
 
 __all__ = [
     "anthropic_from_chat",
@@ -39,8 +39,6 @@ __all__ = [
     "divide_responses",
     "responses_from_chat",
 ]
-
-Message = Mapping[str, Any]
 
 
 def check_responses(items: Sequence[object]) -> None:
@@ -52,7 +50,7 @@ def check_responses(items: Sequence[object]) -> None:
     _require([item_fault(item) for item in items])
 
 
-def divide_responses(items: Sequence[Message]) -> Iterator[list[Message]]:
+def divide_responses(items: Sequence[Json]) -> Iterator[list[Json]]:
     """Yield what belongs together: what the model wrote at one time, and each other item alone."""
     for is_response, run in groupby(items, responses.is_of_model):
         if is_response:
@@ -61,7 +59,7 @@ def divide_responses(items: Sequence[Message]) -> Iterator[list[Message]]:
             yield from ([item] for item in run)
 
 
-def chat_from_responses(items: Sequence[Message]) -> list[dict[str, Any]]:
+def chat_from_responses(items: Sequence[Json]) -> list[dict[str, Any]]:
     """Return items of the Responses API as chat messages.
 
     A run of reasoning, messages and calls, which the model wrote at one time, becomes one message.
@@ -75,7 +73,7 @@ def chat_from_responses(items: Sequence[Message]) -> list[dict[str, Any]]:
     return [_copy(view) for view in views if view.element is not Element.JOINED]
 
 
-def responses_from_chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def responses_from_chat(messages: Sequence[Json]) -> list[dict[str, Any]]:
     """Return chat messages as items of the Responses API: a text and each call are items.
 
     Raises:
@@ -99,7 +97,7 @@ def responses_from_chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def chat_from_anthropic(
-    messages: Sequence[Message], system: str | None = None
+    messages: Sequence[Json], system: str | None = None
 ) -> list[dict[str, Any]]:
     """Return messages of the Anthropic API as chat messages, after the system text if any.
 
@@ -116,7 +114,7 @@ def chat_from_anthropic(
 
 
 def anthropic_from_chat(
-    messages: Sequence[Message],
+    messages: Sequence[Json],
 ) -> tuple[str | None, list[dict[str, Any]]]:
     """Return the system text (None without one), and chat messages as Anthropic messages.
 
@@ -138,7 +136,7 @@ def anthropic_from_chat(
     return system_text or None, [json.loads(text) for text in texts]
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[str]]]:
+def _turns(messages: Sequence[Json]) -> Iterator[tuple[str, list[str]]]:
     ids: dict[str, str] = {}
     used: dict[str, int] = {}
     for message in messages:

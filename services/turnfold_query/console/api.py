@@ -12,7 +12,6 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Json = dict[str, Any]
 DOTS_END: Final = "%7F"
 """Follows an id that is `.` or `..` in paths of the console, because browsers resolve such a
 segment, also if it is encoded. No id contains this character."""
@@ -26,7 +25,7 @@ class ApiError(Exception):
     `status` is that of HTTP, `code` and `message` are those of the error.
     """
 
-    def __init__(self, status: int, error: Json) -> None:
+    def __init__(self, status: int, error: dict[str, Any]) -> None:
         self.status = status
         self.code = str(error.get("code", "unavailable"))
         self.message = str(error.get("message", "the request failed"))
@@ -40,7 +39,7 @@ class ApiCaller:
     app: ASGIApp
     token: str | None = None
 
-    async def get(self, path: str, **query: object) -> Json:
+    async def get(self, path: str, **query: object) -> dict[str, Any]:
         """Return what the API answers; parameters that are None are left out.
 
         `path` is percent-encoded.
@@ -51,7 +50,7 @@ class ApiCaller:
         chosen = {name: value for name, value in query.items() if value is not None}
         return await self._call("GET", path, urlencode(chosen, doseq=True), b"")
 
-    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Json:
+    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request that writes, and return what the API answers.
 
         Raises:
@@ -63,7 +62,7 @@ class ApiCaller:
         """Return the answer of the API to a GET as a response of the console, part by part."""
         return StreamedAnswer(self, path)
 
-    async def _call(self, method: str, path: str, query: str, body: bytes) -> Json:
+    async def _call(self, method: str, path: str, query: str, body: bytes) -> dict[str, Any]:
         status, parts = 500, []
         is_read = False
 
@@ -130,7 +129,7 @@ class StreamedAnswer(Response):
         await self._api.app(asked, receive, send)
 
 
-def _answer(status: int, body: bytes) -> Json:
+def _answer(status: int, body: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(body or b"{}")
     except ValueError:

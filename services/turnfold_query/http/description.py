@@ -44,7 +44,6 @@ from turnfold.errors import (
 )
 from turnfold.messages import SessionKey
 
-Json = dict[str, Any]
 Models = Sequence[type[BaseModel]]
 BODIES: Final[Models] = (
     *EVENT_BODIES,
@@ -86,13 +85,13 @@ EVERYWHERE: Final = (BadRequest, TooLarge, Unavailable)
 """The errors of every request."""
 _BEARER: Final = "bearer"
 _SCHEMAS: Final = "#/components/schemas/"
-_ERROR: Final[Json] = {"$ref": f"{_SCHEMAS}{ErrorAnswer.__name__}"}
-_TOKEN: Final[Json] = {
+_ERROR: Final[dict[str, Any]] = {"$ref": f"{_SCHEMAS}{ErrorAnswer.__name__}"}
+_TOKEN: Final[dict[str, Any]] = {
     "type": "http",
     "scheme": "bearer",
     "description": "A token of `turnfold keys token`. Required if `TURNFOLD_HTTP_TOKENS` is set.",
 }
-_NONE: Final[Mapping[int, Json]] = {}
+_NONE: Final[Mapping[int, dict[str, Any]]] = {}
 
 
 def described(
@@ -102,17 +101,17 @@ def described(
     body: Models = (),
     errors: Sequence[type[RequestError]] = (),
     is_open: bool = False,
-    responses: Mapping[int, Json] = _NONE,
-) -> Json:
+    responses: Mapping[int, dict[str, Any]] = _NONE,
+) -> dict[str, Any]:
     """Return the arguments of a route's decorator.
 
     `answers` and `body` list the models that the answer and the body may have. Routes that are not
     open require a token, if the installation has tokens.
     """
-    extra: Json = {"security": [] if is_open else [{}, {_BEARER: []}]}
+    extra: dict[str, Any] = {"security": [] if is_open else [{}, {_BEARER: []}]}
     if body:
         extra["requestBody"] = _body(body)
-    by_status: dict[int | str, Json] = {200: _answer(answers)} if answers else {}
+    by_status: dict[int | str, dict[str, Any]] = {200: _answer(answers)} if answers else {}
     if not is_open:
         by_status[401] = _error(NotAllowed) | {"description": "The request has no valid token."}
         possible: Sequence[type[RequestError]] = (NotAllowed, *errors)
@@ -131,8 +130,8 @@ def described_request(
     summary: str,
     *,
     body: Models = (),
-    responses: Mapping[int, Json] = _NONE,
-) -> Json:
+    responses: Mapping[int, dict[str, Any]] = _NONE,
+) -> dict[str, Any]:
     """Return the same for a route that answers a request of the bus."""
     entry = REQUESTS[name]
     return described(
@@ -152,7 +151,7 @@ def described_text(
     example: str,
     *,
     errors: Sequence[type[RequestError]] = (),
-) -> Json:
+) -> dict[str, Any]:
     """Return the same for a route that answers with text."""
     content = {media_type: {"schema": {"type": "string"}, "example": example}}
     text = {"description": summary, "content": content}
@@ -161,20 +160,20 @@ def described_text(
     return route | {"response_class": Response}
 
 
-def _answer(models: Sequence[type[Answer]]) -> Json:
+def _answer(models: Sequence[type[Answer]]) -> dict[str, Any]:
     return {
         "model": reduce(or_, models),
         "description": " ".join((model.__doc__ or "").partition("\n")[0] for model in models),
     }
 
 
-def _error(kind: type[RequestError]) -> Json:
+def _error(kind: type[RequestError]) -> dict[str, Any]:
     description = _ERRORS[kind]
     example = {"error": {"code": kind.code, "message": description}}
     return refused(description, examples={kind.code: {"value": example}})
 
 
-def refused(description: str, **more: Any) -> Json:
+def refused(description: str, **more: Any) -> dict[str, Any]:
     """Return the description of a response with an error.
 
     Of a model, FastAPI would build a validator for each route and status, in 30 ms altogether.
@@ -185,7 +184,7 @@ def refused(description: str, **more: Any) -> Json:
     }
 
 
-def _body(models: Models) -> Json:
+def _body(models: Models) -> dict[str, Any]:
     references = [{"$ref": f"{_SCHEMAS}{model.__name__}"} for model in models]
     schema = references[0] if len(models) == 1 else {"oneOf": references}
     is_required = all(
@@ -201,13 +200,13 @@ class DescribedApp(FastAPI):
         super().__init__(**options)
         self._making = Lock()
 
-    def openapi(self) -> Json:
+    def openapi(self) -> dict[str, Any]:
         """Return the document; it is made once, in some tenths of a second."""
         # Routes call this in threads, and several may do so at once.
         with self._making:
             return self._made()
 
-    def _made(self) -> Json:
+    def _made(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             document = super().openapi()
             # FastAPI leaves out nulls, which examples contain.
@@ -226,7 +225,7 @@ class DescribedApp(FastAPI):
                     _add_examples(operation, schemas)
         return super().openapi()
 
-    def _schemas(self) -> Json:
+    def _schemas(self) -> dict[str, Any]:
         """Return the schemas of the models of all bodies and answers."""
         models = {
             model
@@ -239,7 +238,7 @@ class DescribedApp(FastAPI):
             [(model, "validation") for model in (*BODIES, *models)],
             ref_template=_SCHEMAS + "{model}",
         )
-        schemas: Json = definitions["$defs"]
+        schemas: dict[str, Any] = definitions["$defs"]
         return schemas
 
 
@@ -250,11 +249,11 @@ def models_of(response: Mapping[str, Any]) -> tuple[type[Answer], ...]:
     return get_args(model) or (() if model is None else (model,))
 
 
-def _is_no_id(parameter: Json) -> bool:
+def _is_no_id(parameter: dict[str, Any]) -> bool:
     return parameter["in"] != "path" or parameter["name"] not in SessionKey._fields
 
 
-def _add_examples(operation: Json, schemas: Json) -> None:
+def _add_examples(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
     """Show the example of its model beside each body and answer."""
     for part in (operation.get("requestBody", {}), *operation["responses"].values()):
         content = part.get("content", {}).get("application/json", {})

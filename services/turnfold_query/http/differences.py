@@ -17,7 +17,6 @@ from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import SESSION, SessionPath, json_response
 
-Json = dict[str, Any]
 IDS = 500
 """The messages whose states are read at once."""
 
@@ -48,7 +47,7 @@ def add_differences(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         limit: Annotated[int, Query(ge=1, le=1_000)] = 200,
     ) -> Response:
         place = place_of(http.scope)
-        answers: list[Json] = []
+        answers: list[dict[str, Any]] = []
         for moment in (before, after):
             asked = ContextRequest(
                 as_of=moment,
@@ -68,9 +67,9 @@ def add_differences(app: FastAPI, dispatcher: QueryDispatcher) -> None:
 
 async def _messages(
     dispatcher: QueryDispatcher, key: SessionKey, ids: list[str], moment: str | None, place: Place
-) -> dict[str, Json]:
+) -> dict[str, dict[str, Any]]:
     """Return messages by id with the states of a moment."""
-    messages: dict[str, Json] = {}
+    messages: dict[str, dict[str, Any]] = {}
     groups = [ids[first : first + IDS] for first in range(0, len(ids), IDS)]
     while groups:
         group = groups.pop()

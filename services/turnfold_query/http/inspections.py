@@ -38,7 +38,6 @@ from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import SESSION, SessionPath, json_response
 
-Json = dict[str, Any]
 AgentQuery = Annotated[str | None, Query(description="Only this agent.")]
 Limit = Annotated[int, Query(ge=1, le=1_000)]
 _OF_SESSION = (*EVERYWHERE, UnknownSession)
@@ -64,12 +63,12 @@ class Inspector:
         self.windows = windows
         self.system = system
         self._seconds = request_seconds
-        self._kept: dict[tuple[object, ...], tuple[float, Json]] = {}
+        self._kept: dict[tuple[object, ...], tuple[float, dict[str, Any]]] = {}
 
-    async def stats(self, agent_ids: frozenset[str] | None) -> Json:
+    async def stats(self, agent_ids: frozenset[str] | None) -> dict[str, Any]:
         """Return the totals, which are kept for twenty times as long as they took to read."""
 
-        async def count() -> Json:
+        async def count() -> dict[str, Any]:
             # Not beside the totals of some agents: it counts the windows of all.
             windows = self.windows() if agent_ids is None else None
             return await inspection.stats(agent_ids, windows=windows, store=self.inspections)
@@ -77,17 +76,19 @@ class Inspector:
         # The agents are in the key, so that no caller reads the totals of another token's agents.
         return await self._keep(("stats", agent_ids), count)
 
-    async def costs(self, agent_ids: frozenset[str] | None, *, days: int) -> Json:
+    async def costs(self, agent_ids: frozenset[str] | None, *, days: int) -> dict[str, Any]:
         """Return what summaries took, kept likewise."""
 
-        async def count() -> Json:
+        async def count() -> dict[str, Any]:
             return await installation.costs(
                 agent_ids, days=days, now_ms=now_ms(), store=self.inspections
             )
 
         return await self._keep(("costs", agent_ids, days), count)
 
-    async def _keep(self, key: tuple[object, ...], count: Callable[[], Awaitable[Json]]) -> Json:
+    async def _keep(
+        self, key: tuple[object, ...], count: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
         began = time.monotonic()
         until, answer = self._kept.get(key, (0.0, {}))
         if began < until:

@@ -30,8 +30,6 @@ COLUMNS = (
 VERDICT_COLUMNS = ("agent_id", "session_id", "rows", "verdict")
 INTACT = "intact"
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class AuditCheck:
@@ -110,7 +108,7 @@ def _verify(session: Sequence[str], *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-async def _rows(session: Sequence[str], *, most_sessions: int | None) -> list[Row]:
+async def _rows(session: Sequence[str], *, most_sessions: int | None) -> list[dict[str, Any]]:
     keys = await _keys(session, limit=most_sessions)
     async with connected_client() as client:
         return [row for key in keys for row in await _trail(client, key)]
@@ -149,7 +147,7 @@ async def _end(client: Client, key: tuple[str, str]) -> ChainEnd:
         return ChainEnd(**(await session.ask("audit.list", {"limit": 1}))["end"])
 
 
-def as_sealed(row: Row) -> Row:
+def as_sealed(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row as it was hashed, with a numeric compaction id as a number."""
     compaction_id = row["compaction_id"]
     is_digits = isinstance(compaction_id, str) and compaction_id.isdigit()
@@ -176,10 +174,10 @@ async def _keys(session: Sequence[str], *, limit: int | None = None) -> list[tup
     return [*dict.fromkeys([*keys, *map(_key, erased)])]
 
 
-def _key(row: Row) -> tuple[str, str]:
+def _key(row: dict[str, Any]) -> tuple[str, str]:
     return row["agent_id"], row["session_id"]
 
 
-async def _trail(client: Client, key: tuple[str, str]) -> list[Row]:
+async def _trail(client: Client, key: tuple[str, str]) -> list[dict[str, Any]]:
     async with existing_session(client, *key) as session:
         return [row async for row in session.audit_trail()]

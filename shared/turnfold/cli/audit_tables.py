@@ -8,9 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from turnfold.cli.tables import cell, show_table, show_text
-
-Row = Mapping[str, Any]
+from turnfold.cli.tables import Row, cell, show_table, show_text
 
 COLUMNS = ("time", "phase", "what", "tokens_before", "tokens_after", "seal")
 SEAL_CHARACTERS = 8
@@ -62,7 +60,7 @@ def _summarized(row: Row) -> dict[str, Any]:
     }
 
 
-def _description(phase: str, reason: str | None, details: Row) -> str:
+def _description(phase: str, reason: str | None, details: Mapping[str, Any]) -> str:
     words: list[str] = []
     match phase:
         case "selective_start":

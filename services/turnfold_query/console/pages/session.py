@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from turnfold.core.text.search import BEGINNINGS, SearchQuery, searchable
 from turnfold.messages import MOST_INT32, MOST_INT64
-from turnfold_query.console.api import ApiError, Json
+from turnfold_query.console.api import ApiError
 from turnfold_query.console.strips import strip_of
 from turnfold_query.console.views import PageView
 
@@ -65,7 +65,7 @@ async def timeline(view: PageView) -> Response:
 async def search(view: PageView) -> Response:
     """Show the messages with some words, and where each of them is now."""
     counts, sought = await view.get_session(), view.text("q")
-    found: Json = {"hits": [], "is_partial": False}
+    found: dict[str, Any] = {"hits": [], "is_partial": False}
     fault, grade = None, None
     try:
         if sought:
@@ -93,7 +93,7 @@ async def changes(view: PageView) -> Response:
     return view.visitor.api.stream(f"/v1{view.session_path}/changes")
 
 
-async def _messages_at(view: PageView, position: int | None, before: int | None) -> Json:
+async def _messages_at(view: PageView, position: int | None, before: int | None) -> dict[str, Any]:
     """Return the messages after or before a position, or the newest."""
     place: dict[str, object] = (
         {"after_position": position, "limit": MESSAGES}
@@ -133,7 +133,7 @@ async def window(view: PageView) -> Response:
     as_of = view.text("as_of")
     shown: list[WindowMessage] = []
     listed: list[ListedMessage] = []
-    messages: list[Json] = []
+    messages: list[dict[str, Any]] = []
     answer, fault = None, None
     try:
         answer, messages = await _window_of(view, budget, as_of)
@@ -160,9 +160,11 @@ async def window(view: PageView) -> Response:
     )
 
 
-async def _window_of(view: PageView, budget: int, as_of: str | None) -> tuple[Json, list[Json]]:
+async def _window_of(
+    view: PageView, budget: int, as_of: str | None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return a window and the newest messages of the same moment, if the session ever rests."""
-    asked: Json = {
+    asked: dict[str, Any] = {
         "max_tokens": budget,
         "entries": "true",
         "placement": "user",
@@ -233,9 +235,9 @@ async def difference(view: PageView) -> Response:
     )
 
 
-async def _texts(view: PageView, ids: Sequence[str]) -> dict[str, Json]:
+async def _texts(view: PageView, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return messages by id."""
-    found: dict[str, Json] = {}
+    found: dict[str, dict[str, Any]] = {}
     groups = [list(ids)] if ids else []
     while groups:
         group = groups.pop()
@@ -251,7 +253,7 @@ async def _texts(view: PageView, ids: Sequence[str]) -> dict[str, Json]:
     return found
 
 
-def _why(change: Json) -> str:
+def _why(change: dict[str, Any]) -> str:
     if change["change"] == "folded":
         return f"{CHANGES['folded']}: {_FOLDED.get(change['state_after'], 'left out.')}"
     return CHANGES[change["change"]]
@@ -263,7 +265,7 @@ def budget_limit(tokens: int) -> int:
     return -(-wanted // 1_000) * 1_000
 
 
-def _shown(answer: Json) -> Iterator[WindowMessage]:
+def _shown(answer: dict[str, Any]) -> Iterator[WindowMessage]:
     for message, entry in zip(answer["messages"], answer["entries"], strict=True):
         ids = entry["id"]
         yield WindowMessage(
@@ -276,7 +278,7 @@ def _shown(answer: Json) -> Iterator[WindowMessage]:
 
 
 def _listed(
-    messages: Sequence[Json], answer: Json, shown: Sequence[WindowMessage]
+    messages: Sequence[dict[str, Any]], answer: dict[str, Any], shown: Sequence[WindowMessage]
 ) -> Iterator[ListedMessage]:
     forms = {name: part for part in shown for name in part.ids}
     recalled = set((answer["recall"] or {}).get("message_ids", ()))
@@ -288,7 +290,7 @@ def _listed(
 
 
 def _form_of(
-    entry: Json, forms: Mapping[str, WindowMessage], recalled: set[str]
+    entry: dict[str, Any], forms: Mapping[str, WindowMessage], recalled: set[str]
 ) -> tuple[str, str]:
     """Return the form of a message in a window, and why it has it."""
     part = forms.get(entry["message_id"])
@@ -322,7 +324,7 @@ async def audit(view: PageView) -> Response:
     )
 
 
-async def _counts_if_kept(view: PageView) -> Json | None:
+async def _counts_if_kept(view: PageView) -> dict[str, Any] | None:
     """Return the counts of a session; None if it was erased, whose audit is kept."""
     try:
         return await view.get_session()

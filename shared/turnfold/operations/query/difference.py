@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Json = dict[str, Any]
 STORED = frozenset({"whole", "cut", "line", "mended"})
 """Forms of messages that were published; the others are written for a window."""
 
@@ -37,7 +36,7 @@ def changed_ids(before: Mapping[str, str], after: Mapping[str, str]) -> list[str
     return [name for name in {**before, **after} if before.get(name) != after.get(name)]
 
 
-def difference(before: WindowThen, after: WindowThen, *, limit: int) -> Json:
+def difference(before: WindowThen, after: WindowThen, *, limit: int) -> dict[str, Any]:
     """Return what changed from one window to another; at most `limit` messages, the newest."""
     old, new = forms_of(before.answer), forms_of(after.answer)
     changes = [_change(name, old, new, before, after) for name in changed_ids(old, new)]
@@ -53,13 +52,13 @@ def difference(before: WindowThen, after: WindowThen, *, limit: int) -> Json:
     }
 
 
-def _newest(changes: Sequence[Json], limit: int) -> list[Json]:
+def _newest(changes: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
     return sorted(changes, key=lambda change: change["position"])[-limit:]
 
 
 def _change(
     name: str, old: Mapping[str, str], new: Mapping[str, str], before: WindowThen, after: WindowThen
-) -> Json:
+) -> dict[str, Any]:
     was, then = before.messages.get(name), after.messages.get(name)
     stored = then or was or {"position": 0, "message": {}}
     state_before, state_after = (was or {}).get("state"), (then or {}).get("state")
@@ -90,7 +89,7 @@ def _kind(
     return "folded" if form_after is None else "changed"
 
 
-def _moment_json(then: WindowThen) -> Json:
+def _moment_json(then: WindowThen) -> dict[str, Any]:
     summary = then.answer["summary"]
     return {
         "as_of": then.as_of,

@@ -18,7 +18,6 @@ from turnfold.ports.inspection import (
 )
 from turnfold.ports.query import END_POSITION, HistoryStore
 
-Json = dict[str, Any]
 MARKS_MOST = 500
 """The most marks of each kind on a timeline, the newest ones."""
 AUDIT_PAGE = 1_000
@@ -35,12 +34,12 @@ class StripPart(NamedTuple):
 
 async def stats(
     agent_ids: Collection[str] | None, *, windows: int | None, store: InspectionStore
-) -> Json:
+) -> dict[str, Any]:
     """Return the totals of these agents or of all; `windows` are counts of this process."""
     totals = await store.totals(agent_ids)
-    fields: Json = dict(totals._asdict())
     held = totals.live_tokens + totals.summary_tokens
-    return fields | {"tokens_saved": max(0, totals.tokens - held), "windows": windows}
+    saved = max(0, totals.tokens - held)
+    return totals._asdict() | {"tokens_saved": saved, "windows": windows}
 
 
 async def compactions(
@@ -49,7 +48,7 @@ async def compactions(
     agent_ids: Collection[str] | None,
     limit: int,
     store: InspectionStore,
-) -> Json:
+) -> dict[str, Any]:
     """Return the newest open or failed compactions."""
     rows = await store.compactions(chosen, agent_ids=agent_ids, limit=limit)
     return {"compactions": [compaction_json(row) for row in rows], "next_before": None}
@@ -57,7 +56,7 @@ async def compactions(
 
 async def compactions_of(
     key: SessionKey, *, before: int | None, limit: int, store: InspectionStore
-) -> Json:
+) -> dict[str, Any]:
     """Return a page of a session's compactions, newest first."""
     rows = await store.compactions_of(key, before=before, limit=limit)
     return {
@@ -68,7 +67,7 @@ async def compactions_of(
 
 async def erasures(
     *, agent_ids: Collection[str] | None, after: str | None, limit: int, store: InspectionStore
-) -> Json:
+) -> dict[str, Any]:
     """Return a page of erasures, newest first; `next_after` is null on the last page."""
     place = None if after is None else place_of(after)
     rows = await store.erasures(agent_ids=agent_ids, after=place, limit=limit)
@@ -78,12 +77,12 @@ async def erasures(
     }
 
 
-def compaction_json(row: CompactionRow) -> Json:
+def compaction_json(row: CompactionRow) -> dict[str, Any]:
     """Return a compaction in the form of the contract."""
     return with_times(row._asdict()) | {"compaction_id": str(row.compaction_id)}
 
 
-async def timeline(key: SessionKey, *, parts: int, store: InspectionStore) -> Json:
+async def timeline(key: SessionKey, *, parts: int, store: InspectionStore) -> dict[str, Any]:
     """Return the messages of a session by state, as at most about `parts` neighboring groups."""
     strip = await store.strip(key)
     groups = strip_parts(strip, parts)
@@ -156,7 +155,7 @@ def _retracted_parts(strip: SessionStrip, evicted: Sequence[StripPart]) -> Itera
         yield StripPart(State.RETRACTED, len(positions), positions[0], positions[-1])
 
 
-async def audit_check(key: SessionKey, *, store: HistoryStore) -> Json:
+async def audit_check(key: SessionKey, *, store: HistoryStore) -> dict[str, Any]:
     """Recompute the hash chain of a session's audit.
 
     The end of the chain is read before the rows, so that a row written meanwhile is not a fault,

@@ -10,7 +10,6 @@ from turnfold.operations.query.replies import with_times
 from turnfold.ports.admin import CampaignProgress
 from turnfold.ports.inspection import InspectionStore
 
-Json = dict[str, Any]
 COST_AGENTS = 50
 """The most agents in an answer about costs, those with the highest cost."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -18,7 +17,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 async def agents(
     agent_ids: Collection[str] | None, *, after: str | None, limit: int, store: InspectionStore
-) -> Json:
+) -> dict[str, Any]:
     """Return a page of agents with sums over their sessions, in the order of their ids."""
     rows = await store.agents(agent_ids, after=after, limit=limit)
     return {
@@ -29,7 +28,7 @@ async def agents(
 
 async def costs(
     agent_ids: Collection[str] | None, *, days: int, now_ms: int, store: InspectionStore
-) -> Json:
+) -> dict[str, Any]:
     """Return the cost of the summaries of these agents or of all: in total, and on recent days."""
     today = now_ms // DAY_MS
     first = today - days + 1
@@ -51,7 +50,7 @@ async def costs(
 
 async def campaigns(
     agent_ids: Collection[str] | None, *, limit: int, store: InspectionStore
-) -> Json:
+) -> dict[str, Any]:
     """Return the newest campaigns with their progress."""
     rows = await store.campaigns(agent_ids, limit=limit)
     return {
@@ -59,6 +58,6 @@ async def campaigns(
     }
 
 
-def campaign_json(campaign: CampaignProgress) -> Json:
+def campaign_json(campaign: CampaignProgress) -> dict[str, Any]:
     """Return the progress of a campaign in the form of the contract."""
     return with_times(campaign._asdict())
