@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from turnfold.core.history.gist import SHORT_CHARACTERS
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.policy.presets import Policy
-from turnfold.core.summary.gist import write_gist
+from turnfold.core.summary.gist_writer import write_gist
 from turnfold.core.text.tokens import INSTRUCTION_TOKENS, MessageTokens, count_message, text_of
 from turnfold.core.window.framing import measure_summary
 from turnfold.core.window.prefix import PendingDigest

@@ -34,7 +34,7 @@ from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, TriggerLi
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recovery.compressor import LadderCompressor
-from turnfold.core.summary.gist import write_gist
+from turnfold.core.summary.gist_writer import write_gist
 from turnfold.core.text.caches import forget_texts
 from turnfold.core.text.tokens import count_message as measure_message
 from turnfold.core.window.builder import WindowBuilder

@@ -18,7 +18,7 @@ from turnfold.core.history.priority import classify, classify_results
 from turnfold.core.shapes import anthropic, responses
 from turnfold.core.shapes.packing import pack
 from turnfold.core.shapes.views import ChatView
-from turnfold.core.summary.gist import write_gist
+from turnfold.core.summary.gist_writer import write_gist
 from turnfold.core.text.calls import call_entries
 from turnfold.core.text.json_text import is_encodable
 from turnfold.core.text.tokens import (
