@@ -134,14 +134,14 @@ def response_message(items: Sequence[Item]) -> dict[str, Any]:
         if is_call(item):
             calls.append(_chat_call(item))
         else:
-            parts += map(text_part, chat_texts(item))
+            parts += map(text_part, texts_of_item(item))
     message: dict[str, Any] = {"role": "assistant"}
     # Chat APIs want null beside calls, and refuse null without any.
     message["content"] = joined_content(parts) if parts else None if calls else ""
     return message | {"tool_calls": calls} if calls else message
 
 
-def chat_texts(item: Item) -> list[str]:
+def texts_of_item(item: Item) -> list[str]:
     """Return the chat text of an item of the model; empty for calls and reasoning."""
     kind = kind_of(item)
     if kind == REASONING or is_call(item):

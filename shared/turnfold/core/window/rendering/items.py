@@ -16,7 +16,6 @@ from turnfold.core.shapes.responses import (
     MESSAGE,
     OUTPUT,
     REASONING,
-    chat_texts,
     chat_views,
     is_call,
     is_of_model,
@@ -24,6 +23,7 @@ from turnfold.core.shapes.responses import (
     kind_of,
     output_of,
     response_message,
+    texts_of_item,
 )
 from turnfold.core.text.json_text import json_text
 from turnfold.core.window.forms import WHOLE
@@ -199,7 +199,7 @@ def _shortened(
             if slot in entries:
                 is_same = slot not in caps and item.get("call_id") not in as_functions
                 kept.append((message_id, text if is_same else _call(item, entries[slot])))
-        elif shown.form.cut is None or not chat_texts(item):
+        elif shown.form.cut is None or not texts_of_item(item):
             kept.append((message_id, text))
         elif not is_cut:
             is_cut = True
