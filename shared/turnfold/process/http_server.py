@@ -240,7 +240,8 @@ class _Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value))
-        super().on_header(name, value)
+        # The parser leaves spaces at the end, which are no part of the value.
+        super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
@@ -358,12 +359,8 @@ def _within_file_limit(connections: int) -> int:
     if soft == resource.RLIM_INFINITY or connections <= soft - OTHER_FILES:
         return connections
     allowed = max(1, soft - OTHER_FILES)
-    log.warning(
-        "http.few_connections",
-        connections=allowed,
-        wanted=connections,
-        advice="raise the limit of open files (ulimit -n)",
-    )
+    advice = "raise the limit of open files (ulimit -n)"
+    log.warning("http.few_connections", connections=allowed, wanted=connections, advice=advice)
     return allowed
 
 

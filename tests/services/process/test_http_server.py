@@ -28,6 +28,7 @@ class Application:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.begun = 0
+        self.headers: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.begun += 1
@@ -38,6 +39,7 @@ class Application:
             if not message.get("more_body", False):
                 break
         await self.may_answer.wait()
+        self.headers = list(scope["headers"])
         body = b"".join(parts)
         length = [(b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": length})
@@ -321,6 +323,16 @@ async def test_a_request_to_upgrade_is_read_like_any_other(parts: int) -> None:
         _, body = await peer.answer()
 
     assert body == b"/7"
+
+
+async def test_spaces_around_the_value_of_a_header_are_no_part_of_it() -> None:
+    """A proxy could not send them on: its client refuses such a value."""
+    app = Application()
+    async with connected(app) as peer:
+        await peer.send(b"GET / HTTP/1.1\r\nHost: x\r\nA: \t b c \t \r\n\r\n")
+        await peer.answer()
+
+    assert app.headers == [(b"host", b"x"), (b"a", b"b c")]
 
 
 async def test_a_request_to_connect_is_a_bad_request() -> None:
