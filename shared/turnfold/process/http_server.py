@@ -245,6 +245,8 @@ class _Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        # Fields after a body are no headers: a proxy in front has not seen them as such.
+        self.headers = []
         self._open.without_request.pop(self, None)
         self._note_receiving()
         self._stop_head_timer()
@@ -285,7 +287,8 @@ class _Connection(HttpToolsProtocol):
         if method == "CONNECT":
             self.send_400_response("there is nothing to connect to")
             return
-        headers = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        kept = (header for header in self.scope["headers"] if header[0] != b"upgrade")
+        headers = [b"%s: %s\r\n" % header for header in kept]
         head = b"%s %s HTTP/1.1\r\n%s\r\n" % (method.encode(), self.url, b"".join(headers))
         self.parser = httptools.HttpRequestParser(self)
         self.data_received(head + rest)

@@ -335,6 +335,18 @@ async def test_spaces_around_the_value_of_a_header_are_no_part_of_it() -> None:
     assert app.headers == [(b"host", b"x"), (b"a", b"b c")]
 
 
+async def test_fields_after_a_body_are_no_headers() -> None:
+    """A token there would stand in for one that a proxy in front has removed."""
+    app = Application()
+    async with connected(app) as peer:
+        await peer.send(b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await peer.send(b"4\r\nbody\r\n0\r\nAuthorization: Bearer x\r\n\r\n")
+        _, body = await peer.answer()
+
+    assert body == b"/bbody"
+    assert app.headers == [(b"host", b"x"), (b"transfer-encoding", b"chunked")]
+
+
 async def test_a_request_to_connect_is_a_bad_request() -> None:
     async with connected(Application()) as peer:
         await peer.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n")
