@@ -178,7 +178,12 @@ class Lookups:
             return []
 
     def _has_unread_call(self, held: HeldAnswer) -> bool:
-        """Return whether a call of these tools was cut off, so that the reader left it out."""
+        """Return whether a call of these tools was cut off, so that the reader left it out.
+
+        A compressed answer is not read, and may have one.
+        """
+        if held.response.headers.get("content-encoding", "identity") != "identity":
+            return True
         body = b"".join(held.chunks)
         # An answer that names none of these tools need not be parsed a second time.
         if self._called.search(body) is None:

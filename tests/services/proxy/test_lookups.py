@@ -1,5 +1,6 @@
 """Tools that the proxy answers: the model looks things up, and the caller only sees the answer."""
 
+import gzip
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -177,11 +178,15 @@ async def test_a_model_that_does_not_stop_and_a_provider_without_tools_get_the_p
     cut_off = chunks({"role": "assistant", "tool_calls": [{"index": 0, **chat_call()}]})[0]
     broken = cut_off.replace(b'\\"quokka\\"}', b'\\"quo')
     refused = ProviderReply([b'{"error": {"message": "no tools"}}'], status=400)
+    packed = ProviderReply(
+        [gzip.compress(cut.chunks[0])], "application/json\r\ncontent-encoding: gzip"
+    )
     wrong = chat_call() | {"function": {"name": TOOL, "arguments": '{"words": 1}'}}
     replies = {
         "never": [cut] * 6,
         "refused": [refused],
         "cut off": [ProviderReply([broken], "text/event-stream")],
+        "compressed": [packed],
         "wrong": [completion(None, calls=[wrong])],
         "away": [],
     }
@@ -196,7 +201,7 @@ async def test_a_model_that_does_not_stop_and_a_provider_without_tools_get_the_p
         assert reply.json()["choices"][0]["message"]["content"] == "In Ghent."
         assert (sent[name][-1] == content) == (name != "wrong")
 
-    assert [len(one) for one in sent.values()] == [7, 2, 2, 2, 1]
+    assert [len(one) for one in sent.values()] == [7, 2, 2, 2, 2, 1]
     assert "last lookup" in sent["never"][5]
     assert "query: Field required" in json.loads(sent["wrong"][1])["messages"][-1]["content"]
 
