@@ -32,7 +32,6 @@ from turnfold.integrations.strands_messages import (
     is_message,
     longest_row,
     marked,
-    originals,
     parts_of,
     rebuilt,
     recognized,
@@ -82,6 +81,7 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         self._windows = MirroredWindows(agent_id, window=named, **options)
         self._small = MirroredWindows(agent_id, window={**named, "mode": "emergency"}, **options)
         self._is_reduced = False
+        self._returned = 0
         self._session = self._windows.session(session_id)
         self._held: dict[str, _Held] | None = None
         self._unnamed: set[str] = set()
@@ -140,8 +140,13 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
             lambda: agent.messages, lambda messages: self._shown(messages, windows)
         )
         if shown is not None:
+            before = _originals(agent.messages, self._held or {})
             messages, self._held = _messages(shown)
-            self.removed_message_count += max(0, originals(agent.messages) - originals(messages))
+            after = _originals(messages, self._held)
+            # The window may have messages that the agent and its session of Strands had not.
+            self.removed_message_count += before - after - self._returned
+            self._returned = max(0, -self.removed_message_count)
+            self.removed_message_count += self._returned
             agent.messages[:] = messages
             self._seen |= set(self._held)
 
@@ -306,6 +311,13 @@ def _changes(
             ids = [f"{event.event_id}#{index}" for index in range(len(parts))]
         held[_named(message)] = _Held(texts[place], list(zip(ids, parts, strict=True)))
     return events, held
+
+
+def _originals(messages: Sequence[Message], held: Mapping[str, _Held]) -> int:
+    """Return how many messages of Strands stand in these, whole or shortened."""
+    known = [(held.get(_named(message)), message) for message in messages]
+    # Each message of Strands is one event.
+    return sum(len(old.event_ids) if old else not is_made(message) for old, message in known)
 
 
 def _is_changed(old: _Held | None, texts: list[str]) -> bool:

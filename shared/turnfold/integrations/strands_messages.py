@@ -62,11 +62,6 @@ def texts_of(parts: Sequence[Message]) -> list[str]:
     return [text for part in parts for text in block_texts(part)]
 
 
-def originals(messages: Sequence[Message]) -> int:
-    """Return how many messages Turnfold neither wrote nor shortened."""
-    return sum(not is_made(message) for message in messages)
-
-
 def without_cache_points(message: Message) -> Message:
     """Return a message without the points of caches, which hosts move from call to call."""
     content = [block for block in message["content"] if "cachePoint" not in block]

@@ -1,10 +1,12 @@
 """Agents of Strands whose messages are windows: always valid, and no message is lost."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from strands import Agent, tool
+from strands.session.file_session_manager import FileSessionManager
 from strands.types.exceptions import ContextWindowOverflowException
 
 from tests.hosts.chat import BUDGETS, NOWHERE, TURNS, look
@@ -82,6 +84,44 @@ async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
     assert len(stored) == 5 * TURNS
     texts = [one["content"] for one in stored if one["role"] == "user"]
     assert texts == [f"Look again, {number}." for number in range(TURNS)]
+
+
+@pytest.mark.proves("L1")
+async def test_a_session_of_strands_goes_on_after_its_last_message(
+    system: RunningSystem, session_id: str, tmp_path: Path
+) -> None:
+    """Messages were counted as removed again and again, until the next one overwrote its first."""
+
+    @tool(name="look")
+    def glance(place: str) -> str:
+        """Look at a place."""
+        return f"{place}: " + "crate " * 200
+
+    for turns in (25, 1):
+        script = [
+            answer
+            for turn in range(turns)
+            for answer in (calls(f"{turn}", "hall", "yard"), calls(f"{turn}", "attic"), says("No."))
+        ]
+        manager = TurnfoldConversationManager(
+            "strands", session_id, client=system.nats_url, max_tokens=1_500
+        )
+        kept = FileSessionManager(session_id=session_id, storage_dir=str(tmp_path))
+        agent = Agent(
+            model=ScriptedModel(*script),
+            tools=[glance],
+            conversation_manager=manager,
+            session_manager=kept,
+            callback_handler=None,
+        )
+        for turn in range(turns):
+            await agent.invoke_async(f"What is missing at {turn} of {turns}?")
+
+    saved = kept.list_messages(session_id, agent.agent_id)
+    asked = [one.message["content"][0].get("text") for one in saved[::6]]
+    places = [*(f"{turn} of 25" for turn in range(25)), "0 of 1"]
+    assert asked == [f"What is missing at {place}?" for place in places]
+    assert manager.removed_message_count < len(saved)
 
 
 def test_a_call_that_was_too_long_is_tried_with_a_smaller_window(
