@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.util import greenlet_spawn
 
 from turnfold.errors import Unavailable
 from turnfold.process.tasks import at_most
@@ -203,10 +204,15 @@ class AwaitedTransactions:
         """Run work; if the caller is cancelled, the server cancels the statement."""
         try:
             with TranslatedErrors():
-                async with self._engine.begin() as connection:
-                    return await connection.run_sync(work)
+                return await greenlet_spawn(self._transact, work)
         finally:
             on_end()
+
+    def _transact(self, work: Callable[[Connection], Result]) -> Result:
+        # All of it in one greenlet: `AsyncConnection` has one for each step, and tasks for some,
+        # which take as long as several statements.
+        with self._engine.sync_engine.begin() as connection:
+            return work(connection)
 
     async def close(self) -> None:
         """Close connections, but do not wait for a server that hangs."""
