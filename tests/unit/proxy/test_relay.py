@@ -8,11 +8,12 @@ import httpx
 import pytest
 
 from tests.costs.measuring import Case, Work, growth_of
+from turnfold_proxy import relay
 from turnfold_proxy.apis.api import AnswerReader, ModelAnswer
 from turnfold_proxy.apis.chat import ChatApi, ChatReader
 from turnfold_proxy.apis.messages import MessagesReader
 from turnfold_proxy.apis.responses import ResponsesReader
-from turnfold_proxy.relay import READ_BYTES, AnswerTap
+from turnfold_proxy.relay import AnswerTap
 from turnfold_proxy.sse import SseDecoder
 from turnfold_proxy.upstream import Upstream
 
@@ -267,15 +268,23 @@ def test_an_answer_without_words_is_an_answer(said: dict[str, Any], pieces: list
 
 @pytest.mark.proves("G10", "X6")
 @pytest.mark.parametrize(
-    "unit", [b"x", event(content="x" * 1_000) + b"\n\n"], ids=["one line", "events"]
+    "unit",
+    [b"x", b"{", event(content="x" * 1_000) + b"\n\n"],
+    ids=["one line", "one body", "events"],
 )
-def test_of_a_stream_without_end_no_more_is_kept_than_of_a_long_answer(unit: bytes) -> None:
-    tap = AnswerTap(ChatApi().reader())
-    chunk = unit * (1_000_000 // len(unit))
+def test_of_a_stream_without_end_no_more_is_kept_than_of_a_long_answer(
+    unit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "READ_BYTES", most := 1_000_000)
+    reader = ChatReader()
+    tap = AnswerTap(reader)
+    chunk = unit * (100_000 // len(unit))
 
-    for _ in range(READ_BYTES // len(chunk) + 2):
+    for _ in range(3 * most // len(chunk)):
         tap.feed(chunk)
 
+    said = sum(len(text.getvalue()) for text in reader._texts.values())
+    assert len(tap._events._rest) + len(tap._body) + said <= most
     assert tap.answer().elements == []
 
 
