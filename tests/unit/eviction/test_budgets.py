@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turnfold.contracts.hints import BudgetHint
@@ -18,6 +18,7 @@ from turnfold.core.eviction.budgets import (
     largest_budget,
     read_budgets,
     with_budget,
+    without_forgotten,
 )
 from turnfold.core.eviction.triggers import (
     FiredTrigger,
@@ -69,6 +70,7 @@ def test_a_smaller_and_older_budget_need_not_be_remembered() -> None:
     st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50)), max_size=60).map(sorted),
     st.integers(0, 10),
 )
+@example([(minute, 20 - minute) for minute in range(10)], 8)
 def test_few_budgets_are_remembered_and_the_largest_is_never_understated(
     given_: list[tuple[int, int]], later: int
 ) -> None:
@@ -82,6 +84,19 @@ def test_few_budgets_are_remembered_and_the_largest_is_never_understated(
     if len({tokens for _, tokens in given_}) <= BUDGETS_AT_MOST:
         assert largest(budgets, now) == max(recent, default=0)
     assert read_budgets(budgets_json(budgets)) == budgets
+
+
+@pytest.mark.proves("E8", "E1")
+def test_of_expired_budgets_only_that_a_window_was_asked_for_is_remembered() -> None:
+    budgets = asked((0, 9_000), (8, 8_000))
+
+    def kept(minute: int) -> Budgets:
+        return without_forgotten(budgets, POLICY, at_ms=minute * MINUTE_MS)
+
+    assert kept(10) == budgets
+    assert kept(18) == budgets[1:]
+    assert kept(19) == (AskedBudget(8 * MINUTE_MS, 0),)
+    assert without_forgotten(NO_BUDGETS, POLICY, at_ms=0) == NO_BUDGETS
 
 
 @pytest.mark.proves("E8")
