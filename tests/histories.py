@@ -17,7 +17,8 @@ from turnfold.core.summary.gist_writer import write_gist
 from turnfold.core.text.tokens import INSTRUCTION_TOKENS, MessageTokens, count_message, text_of
 from turnfold.core.window.framing import measure_summary
 from turnfold.core.window.prefix import PendingDigest
-from turnfold.core.window.rendering.render import Rendered, render
+from turnfold.core.window.rendering.render import Rendered
+from turnfold.core.window.rendering.shaped import render_shaped
 from turnfold.core.window.window import (
     WindowInput,
     WindowPlan,
@@ -87,7 +88,7 @@ class History:
 
     def rendered(self, plan: WindowPlan) -> Rendered:
         """The window of a plan as texts; only the bodies the plan names are at hand."""
-        return render(
+        return render_shaped(
             plan,
             {position: self.bodies[position] for position in plan.positions},
             digests={row: self.digests[row] for row in plan.digest.compaction_ids},

@@ -28,7 +28,7 @@ from turnfold.core.window.framing import Placement, measure_summary
 from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.rendering.character_limit import characters_of
-from turnfold.core.window.rendering.render import render
+from turnfold.core.window.rendering.shaped import render_shaped
 from turnfold.core.window.window import WindowInput, WindowRequest, build_window, to_plan
 from turnfold.errors import CannotFit
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of
@@ -327,7 +327,7 @@ def window_case(random: Random) -> Case:
             except CannotFit:
                 return None
             plan = to_plan(window, made.stored, asked)
-            rendered = render(
+            rendered = render_shaped(
                 plan,
                 made.bodies,
                 digests=made.digests,

@@ -57,14 +57,13 @@ def render(
     digests: Mapping[CompactionId, str],
     summary_text: str = "",
     ledger: Sequence[str] = (),
-    texts_of: Callable[[BlockContent, Mapping[int, str]], RenderedTexts] | None = None,
+    texts_of: Callable[[BlockContent, Mapping[int, str]], RenderedTexts],
 ) -> Rendered:
     """Add the texts to a plan.
 
     `bodies` holds the stored JSON of the plan's positions, `digests` the texts of its compactions.
-    `texts_of` renders a block, by default as chat messages.
+    `texts_of` renders a block.
     """
-    texts_of = texts_of or chat_texts
     messages: list[str] = []
     ids: list[Ids] = []
     text, entries = visible_summary(plan, summary_text, ledger)
