@@ -49,6 +49,7 @@ class Checker:
         self._places: dict[SessionKey, dict[str, tuple[int, int | None]]] = defaultdict(dict)
         self._speaks_for: dict[tuple[str, str, int], frozenset[int]] = {}
         self._faults: list[str] = []
+        self._fault = self._faults.append
 
     def faults(self) -> list[str]:
         """A sentence for each fault; empty when every law holds."""
@@ -75,9 +76,6 @@ class Checker:
         self._pages()
         self._lists()
         return self._faults
-
-    def _fault(self, text: str) -> None:
-        self._faults.append(text)
 
     def _integrity(self) -> None:
         told = self._ask("PRAGMA quick_check")[0][0]
@@ -220,14 +218,8 @@ class Checker:
                     f"{row['session_id']}: the triggers look at {tuple(row)[1:3]}, live are {tuple(row)[3:]}"
                 )
 
-        there = {
-            tuple(row)
-            for row in self._ask("SELECT agent_id, count(*) FROM sessions GROUP BY agent_id")
-        }
-        told_of = {
-            tuple(row)
-            for row in self._ask("SELECT agent_id, total FROM session_counts WHERE total <> 0")
-        }
+        there = self._pairs("SELECT agent_id, count(*) FROM sessions GROUP BY agent_id")
+        told_of = self._pairs("SELECT agent_id, total FROM session_counts WHERE total <> 0")
         if there != told_of:
             self._fault(f"agents have {there} sessions, counted are {told_of}")
 
@@ -363,13 +355,8 @@ class Checker:
             )
 
     def _ingested(self) -> None:
-        ranges = [
-            tuple(row)
-            for row in self._ask(
-                "SELECT first_seq, last_seq FROM ingested_ranges ORDER BY first_seq"
-            )
-        ]
-        expected = [(1, self._stream[-1].seq)] if self._stream else []
+        ranges = self._pairs("SELECT first_seq, last_seq FROM ingested_ranges")
+        expected = {(1, self._stream[-1].seq)} if self._stream else set()
         if self._is_settled and ranges != expected:
             self._fault(f"ingested are {ranges}, the stream ends at {expected}")
         if self._is_settled and (unsent := self._ask("SELECT count(*) FROM outbox")[0][0]):
@@ -514,6 +501,9 @@ class Checker:
         ):
             return f"version {summary['version']} was told otherwise than it is stored"
         return None
+
+    def _pairs(self, statement: str) -> set[tuple[Any, ...]]:
+        return set(map(tuple, self._ask(statement)))
 
     def _told(self, text: str, found: Sequence[Any]) -> None:
         if found:
