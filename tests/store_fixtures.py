@@ -25,21 +25,17 @@ from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_event
 from turnfold.operations.policy import policy_resolver
 from turnfold.ports.admin import (
-    CampaignStore,
     DeadLetterStore,
     VersionStore,
 )
 from turnfold.ports.agent_lists import AgentLists
-from turnfold.ports.compact import Job, JobStore, Version
+from turnfold.ports.compact import Job, Version
 from turnfold.ports.ingest import (
     DecodedEvent,
-    IngestStore,
     Installation,
     PolicyResolver,
 )
-from turnfold.ports.inspection import InspectionStore
 from turnfold.ports.query import (
-    HistoryStore,
     WindowSnapshot,
     WindowStore,
 )
@@ -100,14 +96,14 @@ class Stores:
 
     name: str
     database: Database
-    intake: IngestStore
-    jobs: JobStore
+    intake: SqlIngestStore
+    jobs: SqlJobStore
     windows: WindowStore
-    history: HistoryStore
+    history: SqlHistoryStore
     lists: AgentLists
     changes: SqlSessionCommands
     versions: VersionStore
-    campaigns: CampaignStore
+    campaigns: SqlCampaignStore
     outbox: SqlOutboxStore
     idle: SqlIdleStore
     budgets: SqlBudgetStore
@@ -116,7 +112,7 @@ class Stores:
     recall: RecallStore
     index: SqlSearchIndex
     letters: DeadLetterStore
-    inspections: InspectionStore
+    inspections: SqlInspectionStore
     installation: Installation
     policy: PolicyResolver
     seen: Callable[[], Coroutine[Any, Any, StoreSnapshot]]

@@ -27,10 +27,8 @@ from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.observability.tracing import is_enabled
 from turnfold.ports.admin import DeadLetterStore
-from turnfold.ports.query import (
-    HistoryStore,
-)
 from turnfold.process.request_limits import ConcurrencyLimiter
+from turnfold.store.query.history import SqlHistoryStore
 from turnfold_query.auth import AuthMiddleware, ReadSecret
 from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
@@ -59,7 +57,7 @@ REQUEST_BYTES = 256 * 1024
 def make_http(  # noqa: PLR0913  # all collaborators of the routes
     *,
     dispatcher: QueryDispatcher,
-    histories: HistoryStore,
+    histories: SqlHistoryStore,
     dead_letters: DeadLetterStore,
     inspector: Inspector,
     streams: ChangeStreams,

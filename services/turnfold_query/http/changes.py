@@ -18,8 +18,9 @@ from starlette.types import Receive, Scope, Send
 from turnfold.errors import Unavailable, UnknownSession
 from turnfold.messages import SessionKey
 from turnfold.operations.query.replies import optional_time
-from turnfold.ports.inspection import InspectionStore, SessionMark
+from turnfold.ports.inspection import SessionMark
 from turnfold.process.request_limits import RETRY_AFTER_MS
+from turnfold.store.query.inspection import SqlInspectionStore
 from turnfold_query.http.description import EVERYWHERE, described_text
 from turnfold_query.http.request_reading import askers_of
 from turnfold_query.http.responses import SESSION, SessionPath
@@ -38,7 +39,7 @@ _EXAMPLE = 'id: 9-60-2-14\nevent: session\ndata: {"messages": 60, "compactions":
 class ChangeStreams:
     """Streams that are open in this process; `is_stopping` ends them."""
 
-    def __init__(self, store: InspectionStore, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, store: SqlInspectionStore, is_stopping: Callable[[], bool]) -> None:
         self.store = store
         self._is_stopping = is_stopping
         self._open: Counter[Hashable] = Counter()

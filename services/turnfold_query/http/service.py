@@ -14,7 +14,7 @@ from turnfold.contracts.answers.installation import (
     ReadinessAnswer,
 )
 from turnfold.errors import Unavailable
-from turnfold.ports.query import HistoryStore
+from turnfold.store.query.history import SqlHistoryStore
 from turnfold_query.http.description import described, described_text
 from turnfold_query.http.responses import json_response
 from turnfold_query.metrics import QueryMetrics
@@ -26,7 +26,7 @@ PROBE_SECONDS = 3.0
 
 def add_probes(
     app: FastAPI,
-    histories: HistoryStore,
+    histories: SqlHistoryStore,
     metrics: QueryMetrics,
     is_ready: Callable[[], Awaitable[list[str]]],
 ) -> None:

@@ -1,7 +1,7 @@
 """Campaigns: regenerate the summaries of many sessions, a few at a time."""
 
-from turnfold.ports.admin import CampaignStore
 from turnfold.process.clock import now_ms
+from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import PollingLoop
 from turnfold_worker.loops.wakeups import Wakeups
@@ -10,7 +10,9 @@ from turnfold_worker.loops.wakeups import Wakeups
 class CampaignRunner(PollingLoop):
     """Open jobs for the next sessions of running campaigns."""
 
-    def __init__(self, context: WorkerContext, *, store: CampaignStore, wakeups: Wakeups) -> None:
+    def __init__(
+        self, context: WorkerContext, *, store: SqlCampaignStore, wakeups: Wakeups
+    ) -> None:
         super().__init__(woken=wakeups.campaigns)
         self._store = store
         self._installation = context.installation

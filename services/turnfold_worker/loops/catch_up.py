@@ -8,8 +8,8 @@ import structlog
 from turnfold.bus.stream_state import ack_floor, last_sequence, read_events
 from turnfold.errors import StartError, Unavailable
 from turnfold.operations.ingest.decode import Delivery
-from turnfold.ports.ingest import IngestStore
 from turnfold.store.database.instance_lock import refuse_older_stream
+from turnfold.store.ingest.ingest import SqlIngestStore
 from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.ingest import IngestLoop
 from turnfold_worker.loops.polling import PollingLoop
@@ -34,7 +34,9 @@ class CatchUp(PollingLoop):
 
     poll_seconds = 2.0
 
-    def __init__(self, context: WorkerContext, *, store: IngestStore, ingest: IngestLoop) -> None:
+    def __init__(
+        self, context: WorkerContext, *, store: SqlIngestStore, ingest: IngestLoop
+    ) -> None:
         super().__init__()
         self._store = store
         self._ingest = ingest

@@ -19,9 +19,10 @@ from turnfold.operations.compact.compact import (
     RolledBack,
     compact,
 )
-from turnfold.ports.compact import Job, JobStore
+from turnfold.ports.compact import Job
 from turnfold.process.clock import now_ms
 from turnfold.process.tasks import cancel_and_wait
+from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import YIELD_POLL_SECONDS, BusyDeferral, PollingLoop
 from turnfold_worker.loops.wakeups import Wakeups
@@ -36,7 +37,7 @@ class Compactor(PollingLoop):
         self,
         context: WorkerContext,
         *,
-        store: JobStore,
+        store: SqlJobStore,
         wakeups: Wakeups,
         is_busy: Callable[[], bool],
     ) -> None:

@@ -7,7 +7,7 @@ import structlog
 from turnfold.bus.asking import asking, find_event
 from turnfold.bus.stream_state import ack_floor
 from turnfold.contracts.subjects import EVENTS_STREAM
-from turnfold.ports.ingest import IngestStore
+from turnfold.store.ingest.ingest import SqlIngestStore
 from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import PollingLoop
 
@@ -21,7 +21,7 @@ class GapFinder(PollingLoop):
     max_requests = 200
     """Look-ups after which what they have found is stored; the round ends if that is nothing."""
 
-    def __init__(self, context: WorkerContext, *, store: IngestStore) -> None:
+    def __init__(self, context: WorkerContext, *, store: SqlIngestStore) -> None:
         super().__init__()
         self._store = store
         self._client = context.client

@@ -1,7 +1,7 @@
 """Retention: remove old stored events from the event stream."""
 
 from turnfold.bus.retention import prune_stream
-from turnfold.ports.ingest import IngestStore
+from turnfold.store.ingest.ingest import SqlIngestStore
 from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import PollingLoop
 
@@ -11,7 +11,7 @@ class Pruner(PollingLoop):
 
     poll_seconds = 600.0
 
-    def __init__(self, context: WorkerContext, *, store: IngestStore) -> None:
+    def __init__(self, context: WorkerContext, *, store: SqlIngestStore) -> None:
         super().__init__()
         self._store = store
         self._client = context.client

@@ -201,10 +201,6 @@ class CampaignStore(Protocol):
         """
         ...
 
-    async def advance(self, *, installation: Installation, now_ms: int) -> int:
-        """Open the next sessions of each campaign, within its limit; return how many."""
-        ...
-
     async def progress(self, campaign_id: str) -> CampaignProgress | None:
         """Return the progress of a campaign; None if there is no such campaign."""
         ...

@@ -1,6 +1,6 @@
 """Ports for writing summaries: jobs, their input and results, and the summarizer."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol
@@ -8,10 +8,8 @@ from typing import Literal, NamedTuple, Protocol
 from turnfold.core.eviction.batch import Eviction
 from turnfold.core.eviction.triggers import FiredTrigger
 from turnfold.core.policy.presets import Policy
-from turnfold.core.summary.fair_share import JobSlots
 from turnfold.core.summary.sources import ChunkSummary, Draft, PreviousSummary, SummaryJob
 from turnfold.messages import AgentId, CompactionId, Message, SessionKey
-from turnfold.ports.ingest import Installation
 
 
 class JobKind(StrEnum):
@@ -166,21 +164,7 @@ class ModelCallStore(Protocol):
 
 
 class JobStore(ModelCallStore, Protocol):
-    """Store compactions as durable jobs. Each method is one transaction."""
-
-    async def claim(
-        self,
-        places: JobSlots,
-        *,
-        lease_ms: int,
-        now_ms: int,
-        installation: Installation,
-    ) -> Sequence[Job]:
-        """Claim due jobs, as many as `places` has free, each under a lease of `lease_ms`.
-
-        The caller must renew the lease before it expires, and must end each job.
-        """
-        ...
+    """Load, renew and end jobs. Each method is one transaction."""
 
     async def load(self, job: Job, *, now_ms: int, by_model: bool = True) -> JobInput: ...
 
@@ -222,8 +206,6 @@ class JobStore(ModelCallStore, Protocol):
     async def discard(self, job: Job, *, now_ms: int) -> None: ...
 
     async def give_back(self, job: Job, *, now_ms: int) -> None: ...
-
-    async def next_due_ms(self) -> int | None: ...
 
 
 class Summarizer(Protocol):

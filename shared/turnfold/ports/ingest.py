@@ -1,7 +1,6 @@
 """Ports for storing events: decoded events, the settings that evictions need, and the stores."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from secrets import randbits
 from types import MappingProxyType
@@ -178,7 +177,7 @@ class IngestResult:
 
 
 class IngestStore(Protocol):
-    """Store events. Each method is one transaction."""
+    """Store events in one transaction."""
 
     async def ingest(
         self,
@@ -200,33 +199,4 @@ class IngestStore(Protocol):
             UnstorableBatch: the database refuses something in it; try its events one by one.
             StartError: nothing was stored; the stream is another one, or an older copy.
         """
-        ...
-
-    async def mark_ingested(self, ranges_: Sequence[tuple[int, int]]) -> None:
-        """Record sequences that the stream no longer holds as ingested.
-
-        Raises:
-            StartError: nothing was recorded; the database belongs to another stream now.
-        """
-        ...
-
-    async def gaps(self, *, up_to: int = 0) -> Sequence[tuple[int, int]]:
-        """Return the ranges of sequences that are not ingested.
-
-        The search ends at `up_to` or at the highest ingested sequence, whichever is higher.
-
-        Raises:
-            StartError: the database belongs to another stream now.
-        """
-        ...
-
-    def backfill_lock(self) -> AbstractAsyncContextManager[None]:
-        """Hold a lock against other workers that store missing events.
-
-        Continue without it after a timeout, so that a worker that hangs blocks nobody.
-        """
-        ...
-
-    async def ingested_to(self) -> int:
-        """Return the sequence up to which every event is ingested; 0 if the first is missing."""
         ...

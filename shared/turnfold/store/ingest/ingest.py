@@ -84,7 +84,11 @@ class SqlIngestStore:
             raise UnstorableBatch(type(error).__name__) from error
 
     async def mark_ingested(self, ranges_: Sequence[ranges.Range]) -> None:
-        """Record sequences that the stream no longer holds as ingested."""
+        """Record sequences that the stream no longer holds as ingested.
+
+        Raises:
+            StartError: nothing was recorded; the database belongs to another stream now.
+        """
 
         def mark(connection: Connection) -> None:
             lock_storing(connection)
@@ -94,7 +98,13 @@ class SqlIngestStore:
         await self._database.write(mark)
 
     async def gaps(self, *, up_to: int = 0) -> Sequence[ranges.Range]:
-        """Return the ranges of sequences that are not ingested."""
+        """Return the ranges of sequences that are not ingested.
+
+        The search ends at `up_to` or at the highest ingested sequence, whichever is higher.
+
+        Raises:
+            StartError: the database belongs to another stream now.
+        """
 
         def find(connection: Connection) -> Sequence[ranges.Range]:
             confirm_stream(connection, self._stream_created)
@@ -103,9 +113,12 @@ class SqlIngestStore:
         return await self._database.snapshot(find)
 
     def backfill_lock(self) -> AbstractAsyncContextManager[None]:
-        """Hold a lock against other workers that store missing events."""
+        """Hold a lock against other workers that store missing events.
+
+        Continue without it after a timeout, so that a worker that hangs blocks nobody.
+        """
         return self._database.advisory_lock(_MISSING)
 
     async def ingested_to(self) -> int:
-        """Return the sequence up to which every event is ingested."""
+        """Return the sequence up to which every event is ingested; 0 if the first is missing."""
         return await self._database.snapshot(ranges.whole_to)
