@@ -37,7 +37,6 @@ from turnfold.ports.ingest import (
 )
 from turnfold.ports.query import (
     WindowSnapshot,
-    WindowStore,
 )
 from turnfold.ports.recall import (
     RecallStore,
@@ -98,7 +97,7 @@ class Stores:
     database: Database
     intake: SqlIngestStore
     jobs: SqlJobStore
-    windows: WindowStore
+    windows: SqlWindowStore
     history: SqlHistoryStore
     lists: AgentLists
     changes: SqlSessionCommands

@@ -55,11 +55,7 @@ from turnfold.operations.query import agent_lists, history, replies, tools
 from turnfold.operations.query import context as query
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
 from turnfold.ports.agent_lists import AgentLists
-from turnfold.ports.query import (
-    HistoryStore,
-    TooLargeHere,
-    WindowStore,
-)
+from turnfold.ports.query import HistoryStore, TooLargeHere
 from turnfold.process.request_limits import (
     RETRY_AFTER_MS,
     ConcurrencyLimiter,
@@ -67,6 +63,7 @@ from turnfold.process.request_limits import (
     check_size,
 )
 from turnfold.process.tasks import at_most
+from turnfold.store.query.window import SqlWindowStore
 from turnfold_query.hints import HintSender
 from turnfold_query.ingest_signal import PlacedSignal
 from turnfold_query.lane.parent import Lane
@@ -94,7 +91,7 @@ Read = TypeVar("Read")
 class QueryDispatcher:
     """Run the operation of each request that reads, from the bus or HTTP, and return its JSON."""
 
-    windows: WindowStore
+    windows: SqlWindowStore
     histories: HistoryStore
     lists: AgentLists
     lane: Lane

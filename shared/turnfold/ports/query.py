@@ -134,14 +134,6 @@ class TooLargeHere(Exception):
 class WindowStore(Protocol):
     """Read sessions for windows. Each method reads one snapshot."""
 
-    async def ingested_to(self) -> int:
-        """Return the sequence up to which every event is ingested.
-
-        Raises:
-            Unavailable: the database cannot be read now.
-        """
-        ...
-
     async def window(
         self,
         key: SessionKey,
