@@ -169,13 +169,30 @@ class QueryDispatcher:
         return json.dumps(await self._in_time(reading)).encode()
 
     async def _reply(self, name: str, key: SessionKey, request: Request, place: Place) -> bytes:
-        if isinstance(request, SearchRequest | ExpandRequest | ToolRequest):
-            place.search()
-            reply: bytes = await self.lane.ask(key, request)
-            return reply
-        if isinstance(request, HistoryRequest) and request.as_of is not None:
-            place.search()
-        return (await self._read(name, key, request)).encode()
+        match request:
+            case SearchRequest() | ExpandRequest() | ToolRequest():
+                place.search()
+                reply: bytes = await self.lane.ask(key, request)
+                return reply
+            case HistoryRequest():
+                if request.as_of is not None:
+                    place.search()
+                return (await history.history(key, request, store=self.histories)).encode()
+            case ToolsRequest():
+                return tools.tools_json(request.format).encode()
+            case SummaryRequest():
+                fields = await history.summary(key, request, store=self.histories)
+            case AuditRequest():
+                fields = await history.audit(key, request, store=self.histories)
+            case SessionRequest() if name == "summary.list":
+                fields = await history.summaries(key, request, store=self.histories)
+            case CountsRequest():
+                fields = await history.session(key, request, store=self.histories)
+                if request.policy:
+                    fields["policy"] = await self._policy(key)
+            case _:
+                raise BadRequest(f"{name} is not a request that reads")
+        return json.dumps(fields).encode()
 
     async def _ingested(self, request: FreshRequest, place: Place) -> bool:
         """Wait for the event that a request names; return whether it is ingested."""
@@ -197,25 +214,6 @@ class QueryDispatcher:
             f"the request took longer than {self.request_seconds:g} s and was ended; ask for less"
         )
         return Unavailable(message, retry_after_ms=RETRY_AFTER_MS)
-
-    async def _read(self, name: str, key: SessionKey, request: Request) -> str:
-        match request:
-            case HistoryRequest():
-                return await history.history(key, request, store=self.histories)
-            case ToolsRequest():
-                return tools.tools_json(request.format)
-            case SummaryRequest():
-                return json.dumps(await history.summary(key, request, store=self.histories))
-            case AuditRequest():
-                return json.dumps(await history.audit(key, request, store=self.histories))
-            case SessionRequest() if name == "summary.list":
-                return json.dumps(await history.summaries(key, request, store=self.histories))
-            case CountsRequest():
-                counts = await history.session(key, request, store=self.histories)
-                of_policy = {"policy": await self._policy(key)} if request.policy else {}
-                return json.dumps(counts | of_policy)
-            case _:
-                raise BadRequest(f"{name} is not a request that reads")
 
     async def _policy(self, key: SessionKey | AgentId) -> dict[str, Any]:
         """Return the policy in force."""
