@@ -7,7 +7,7 @@ import typer
 
 from turnfold.cli import services
 from turnfold.cli.parameters import named_directory
-from turnfold.cli.up import MAX_PORT, NATS_PORT
+from turnfold.cli.up import MAX_PORT, NATS_PORT, run_system
 
 
 def register(app: typer.Typer) -> None:
@@ -48,8 +48,6 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run the whole system: NATS, database, worker and query service. Stop it with Ctrl-C."""
-    from turnfold.cli.up import run_system
-
     run_system(
         data_dir=data_dir,
         nats_port=nats_port,

@@ -209,8 +209,27 @@ class SqlInspectionStore:
         self, agent_ids: Collection[str] | None, *, after: str | None, limit: int
     ) -> Sequence[AgentTotals]:
         """Return the agents after one, in the order of their ids, with sums over their sessions."""
+        # In the order of the index of sessions, so that no more agents are read than a page has.
+        chosen = (
+            select(
+                sessions.c.agent_id,
+                func.count(),
+                *_SUMS,
+                func.sum(case((sessions.c.failures > 0, 1), else_=0)),
+                func.max(sessions.c.last_event_at_ms),
+            )
+            .where(_of_agents(agent_ids))
+            .group_by(sessions.c.agent_id)
+            .order_by(sessions.c.agent_id)
+            .limit(limit)
+        )
+        if after is not None:
+            chosen = chosen.where(sessions.c.agent_id > after)
         return await self._database.snapshot(
-            lambda connection: _agent_totals(connection, agent_ids, after=after, limit=limit)
+            lambda connection: [
+                AgentTotals._make([row[0], *map(int, row[1:-1]), row[-1]])
+                for row in connection.execute(chosen)
+            ]
         )
 
     async def costs(
@@ -298,32 +317,6 @@ def _strip(connection: Connection, key: SessionKey) -> SessionStrip:
         versions=[VersionMark(*row) for row in connection.execute(versions)],
         in_force=in_force,
     )  # fmt: skip
-
-
-def _agent_totals(
-    connection: Connection, agent_ids: Collection[str] | None, *, after: str | None, limit: int
-) -> list[AgentTotals]:
-    """Return the agents after one, in the order of their ids."""
-    # In the order of the index of sessions, so that no more agents are read than a page has.
-    chosen = (
-        select(
-            sessions.c.agent_id,
-            func.count(),
-            *_SUMS,
-            func.sum(case((sessions.c.failures > 0, 1), else_=0)),
-            func.max(sessions.c.last_event_at_ms),
-        )
-        .where(_of_agents(agent_ids))
-        .group_by(sessions.c.agent_id)
-        .order_by(sessions.c.agent_id)
-        .limit(limit)
-    )
-    if after is not None:
-        chosen = chosen.where(sessions.c.agent_id > after)
-    return [
-        AgentTotals._make([row[0], *map(int, row[1:-1]), row[-1]])
-        for row in connection.execute(chosen)
-    ]
 
 
 def _summary_costs(
