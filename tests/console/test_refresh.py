@@ -102,6 +102,65 @@ async def test_names_and_words_without_a_break_fit_every_width(
                 assert await watched.overflow() <= 0, (path, width)
 
 
+LINES = """element => {
+    const words = document.createRange();
+    words.selectNodeContents(element);
+    return new Set([...words.getClientRects()].map(({bottom}) => Math.round(bottom))).size;
+}"""
+"""In how many lines the text of an element is shown."""
+
+
+@pytest.mark.proves("V1")
+async def test_long_and_arabic_names_leave_what_is_beside_them_in_its_place(
+    site: Site, browser: Browser
+) -> None:
+    long, arabic = "customer-support-" * 9, "\u062c\u0644\u0633\u0629"
+    await say(site.client, long, long, "Is it open?")
+    await say(site.client, long, arabic, "Is it open?")
+    with closing(sqlite3.connect(site.parts.database, timeout=30)) as database, database:
+        database.execute("UPDATE sessions SET version = 123 WHERE agent_id = ?", [long])
+    bus = await nats.connect(site.parts.server.url)
+    await bus.jetstream().publish("turn.completed.support.user-0012345678", b"no event")
+    await say(site.client, long, arabic, "Still open?")
+    await bus.close()
+    here = f"/console/agents/{long}/sessions"
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        page = watched.page
+        for width in (900, 1280):
+            await page.set_viewport_size({"width": width, "height": 700})
+            await watched.open(f"/console/sessions?agent={long}")
+            for text in ("td:has-text('version 123')", "td.figure"):
+                assert await page.locator(f"{text} >> nth=0").evaluate(LINES) == 1, width
+            await watched.open("/console/dead-letters")
+            subject = page.locator("td.id:has-text('user-0012345678')")
+            assert await subject.evaluate(LINES) == 1, width
+        await page.set_viewport_size({"width": 390, "height": 700})
+        await watched.open(f"{here}/{long}")
+        assert await page.locator("nav.trail a >> nth=0").evaluate(LINES) == 1
+        await watched.open(f"{here}/{arabic}")
+        heading = "getComputedStyle(document.querySelector('h1')).textAlign"
+        assert await page.evaluate(heading) == "left"
+
+
+@pytest.mark.proves("V1")
+async def test_a_tab_in_focus_has_its_whole_ring_and_a_field_a_border_that_is_seen(
+    site: Site, browser: Browser
+) -> None:
+    await say(site.client, "seen", "s", "Is it open?")
+    async with visiting(browser, site.url, token=site.operator, color_scheme="light") as watched:
+        page = watched.page
+        await watched.open("/console/agents/seen/sessions/s")
+        await page.focus("nav.trail a:has-text('seen')")
+        await page.keyboard.press("Tab")
+        ring = "getComputedStyle(document.activeElement).outline"
+        offset = "getComputedStyle(document.activeElement).outlineOffset"
+        assert "Timeline" in await page.evaluate("document.activeElement.innerText")
+        assert "solid 2px" in await page.evaluate(ring)
+        assert await page.evaluate(offset) == "-2px"
+        border = "getComputedStyle(document.querySelector('input[name=q]')).borderTopColor"
+        assert await page.evaluate(border) == "rgb(139, 143, 149)"
+
+
 @pytest.mark.proves("V1")
 async def test_a_timeline_is_refreshed_while_its_session_changes_all_the_time(
     site: Site, browser: Browser

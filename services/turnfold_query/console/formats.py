@@ -104,6 +104,11 @@ def preview(text: str) -> str:
     return line if len(line) <= PREVIEW_CHARACTERS else f"{line[:PREVIEW_CHARACTERS]}…"
 
 
+def sentence(text: str) -> str:
+    """Return the message of an error as a sentence of a page."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
+
+
 def snippet(text: str, query: str) -> Markup:
     """Return the part of a text that a query found, in one line, with the words marked."""
     question = SearchQuery.of(query)
@@ -161,6 +166,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "number": number,
     "preview": preview,
     "segment": segment,
+    "sentence": sentence,
     "short": short,
     "snippet": snippet,
     "text_of": text_of,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnfold_query.console.formats import details, money, short, snippet, text_of
+from turnfold_query.console.formats import details, money, sentence, short, snippet, text_of
 
 
 @pytest.mark.proves("V1")
@@ -52,6 +52,13 @@ def test_a_small_sum_of_money_is_not_shown_as_nothing() -> None:
     shown = [money(value) for value in (0, 0.000012, 0.00005, 0.0123, 1_234.5)]
 
     assert shown == ["$0.00", "<$0.0001", "$0.0001", "$0.0123", "$1,234.50"]
+
+
+@pytest.mark.proves("V1")
+def test_an_error_is_a_sentence_of_its_page() -> None:
+    shown = [sentence(text) for text in ("no event is stored", "This page does not exist.")]
+
+    assert shown == ["No event is stored.", "This page does not exist."]
 
 
 @pytest.mark.proves("V1")

@@ -299,7 +299,7 @@ def _form_of(
             return part.form, "Evicted and not summarized yet; it still fits."
         return part.form, part.why
     if entry["message_id"] in recalled:
-        return "recall", FORMS["recall"]
+        return "recall", "Quoted, because it shares words with the newest request."
     if entry["state"] == "covered":
         return "covered", "The summary in force covers it."
     if entry["state"] == "pending":
