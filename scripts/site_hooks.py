@@ -4,6 +4,7 @@
 - Diagrams in Mermaid, which code hosts draw, are replaced by the pictures in docs/pictures: the
   site then needs neither a script nor a network.
 - Files outside docs that pages link to become pages of the site.
+- A search ranks decisions and files of the checkout below the pages that use what it finds.
 - Reference pages that scripts/reference-pages has written are added. Links to the code from which
   they were generated lead to them.
 """
@@ -70,6 +71,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Replace diagrams and images by inline pictures, and links to files outside docs."""
     source = page.file.src_uri
+    if source.startswith(("decisions/", "files/")):
+        page.meta["search"] = {"boost": 0.3}
     if not (DOCS / source).is_file():
         return markdown
     number = 0
