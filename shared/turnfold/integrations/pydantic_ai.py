@@ -24,7 +24,13 @@ with requires("pydantic-ai"):
     from pydantic_ai import RunContext
     from pydantic_ai.agent import AgentRunResult
     from pydantic_ai.capabilities import AbstractCapability
-    from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
+    from pydantic_ai.messages import (
+        ModelMessage,
+        ModelRequest,
+        ModelResponse,
+        ToolReturnPart,
+        UserPromptPart,
+    )
     from pydantic_ai.models import ModelRequestContext
 
     from turnfold.integrations.pydantic_ai_messages import chat_of, rebuilt
@@ -129,11 +135,28 @@ class _History:
             values = [message] if isinstance(message, ModelResponse) else message.parts
             for value in values or [None]:
                 body = None if value is None else chat_of(value)
+                if body is not None and self._is_of_tools(source, value):
+                    body["is_meta"] = True
                 if body is not None and (chat or body["role"] != "system"):
                     chat.append(body)
                     self._spoken.append(len(self._pieces))
                 self._pieces.append(_Piece(source, value))
         return chat
+
+    def _is_of_tools(self, source: int, value: Any) -> bool:
+        """Return whether tools gave a part of a request beside their results.
+
+        Pydantic AI makes it a prompt. Prompts of persons begin a run, or are plain texts.
+        """
+        message, before = self._messages[source], self._messages[source - 1]
+        return (
+            source > 0
+            and isinstance(value, UserPromptPart)
+            and not isinstance(value.content, str)
+            and any(isinstance(part, ToolReturnPart) for part in message.parts)
+            and message.run_id is not None
+            and message.run_id == before.run_id
+        )
 
     def window(self, shown: Sequence[Shown]) -> list[ModelMessage]:
         """Return the messages of a window, after `chat`."""

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, BinaryContent, ModelRetry
+from pydantic_ai import Agent, BinaryContent, ModelRetry, ToolReturn
 from pydantic_ai.messages import (
     ModelMessage,
     ModelMessagesTypeAdapter,
@@ -165,6 +165,30 @@ async def test_a_call_that_is_made_again_stays_with_its_refusal(
 
     assert [faults(call) for call in script.calls] == [[], [], []]
     assert script.calls[-1] == result.all_messages()[:-1]
+
+
+@pytest.mark.proves("L5", "W12")
+async def test_what_a_tool_gives_beside_its_result_is_no_request_of_a_person(
+    system: RunningSystem, session_id: str
+) -> None:
+    """Pydantic AI makes it a prompt, and windows after it lacked the question that was asked."""
+    image = BinaryContent(b"\x89PNG", media_type="image/png")
+
+    def shoot() -> ToolReturn:
+        return ToolReturn("Done.", content=["This is the page.", image])
+
+    many = [looks(str(number), "hall", "yard") for number in range(12)]
+    script = Script([[ToolCallPart("shoot", {}, "one")], *many, says("In Bonn.")])
+    agent = agent_of(script, system.nats_url, tokens=2_500, tools=[look, shoot])
+
+    result = await agent.run("Where is order 7341?", conversation_id=session_id)
+
+    parts = [part for message in result.all_messages() for part in message.parts]
+    prompts = [part.content for part in parts if isinstance(part, UserPromptPart)]
+    assert prompts == ["Where is order 7341?", ["This is the page.", image]]
+    assert all("Where is order 7341?" in texts(call) for call in script.calls)
+    ever = await system.stored("pydantic", session_id, include_retracted=True)
+    assert len(ever) == len(await recorded(system, session_id))
 
 
 async def test_a_final_result_by_a_tool_is_recorded_with_the_call(
