@@ -172,6 +172,7 @@ def _chat(message: ChatMessage) -> Chat:
         shown.setdefault("id", _id(call))
     if result is not None:
         body.setdefault("tool_call_id", _id(result.origin))
+        body |= {"is_error": True} if result.error else {}
     return body
 
 

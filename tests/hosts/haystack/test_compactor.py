@@ -204,6 +204,9 @@ async def test_results_that_a_window_shortens_or_adds_name_their_calls(
     results = [result for told in compacted for result in told.tool_call_results]
     assert [result.origin for result in results] == calls
     assert [result.error for result in results if "hall 17" in str(result.origin)] == [True]
+    stored = [one.message for one in await system.stored("haystack", session_id)]
+    failed = [str(one["content"])[:7] for one in stored if one.get("is_error")]
+    assert failed == ["hall 17"]
     assert any(result.result != look(result.origin.arguments["place"]) for result in results)
 
 
