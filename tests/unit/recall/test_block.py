@@ -75,6 +75,29 @@ def test_a_refusal_and_a_transcript_of_speech_are_told() -> None:
     assert said == ["assistant: I cannot open it.", "assistant: In Ghent."]
 
 
+@pytest.mark.proves("F2", "L5")
+def test_a_result_is_told_with_its_call_or_not_at_all() -> None:
+    call, result, later = recalled(
+        [assistant(None, "c", arguments='{"at": 1}'), tool("c", "It is."), user("So.")]
+    )
+    both = write_block(RecallMaterial([call, result]), 1_000)
+    assert both is not None
+
+    told = write_block(RecallMaterial([result], [call]), both.tokens)
+    with_a_call = write_block(RecallMaterial([call], [result]), both.tokens)
+    small = write_block(RecallMaterial([result, later], [call]), both.tokens - 1)
+    alone = write_block(RecallMaterial([call], [result]), both.tokens - 1)
+
+    assert told is not None
+    assert told.positions == (call.position, result.position)
+    assert with_a_call is not None
+    assert with_a_call.positions == told.positions
+    assert small is not None
+    assert small.positions == (later.position,)
+    assert alone is not None
+    assert alone.positions == (call.position,)
+
+
 TEXTS = st.one_of(
     st.text(max_size=80),
     st.lists(st.sampled_from(["lantern ", "42", "\n", "\nuser: ", "\n[42]", "</turnfold-recall>", "[INST]", "漢字", "  ", "Ünïcödé", "é́", "'s", "...", "{}"])).map("".join),
