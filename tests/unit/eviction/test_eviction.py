@@ -409,6 +409,17 @@ def test_of_thousands_of_live_messages_not_every_event_is_examined() -> None:
     assert (done.seq, len(done.evicted) + len(done.stays)) == (2_052, 2_052)
 
 
+@pytest.mark.proves("L3", "E3")
+def test_a_message_that_comes_late_leaves_in_its_place() -> None:
+    live = said(*["user", "assistant"] * 28)
+    policy = PRESETS["static-buffer"]
+
+    (done,) = plan_evictions(live, [3], 0, policy, model_window=0)
+
+    assert [message.stream_seq for message in done.evicted] == list(range(1, 47))
+    assert [message.stream_seq for message in done.stays] == list(range(47, 57))
+
+
 @pytest.mark.proves("L3", "E1")
 @given(entries, policies, st.integers(1, 12), st.integers(0, 3_000), st.integers(0, 4), st.data())
 def test_a_batch_evicts_what_its_events_would_have_evicted_one_by_one(
