@@ -122,14 +122,16 @@ async def test_a_larger_call_that_succeeds_later_lifts_the_window(roomy: Stores)
 
     await roomy.ingest(reported(3, MODEL, usage={"prompt_tokens": 15_000}))
     assert await model_window(roomy) == 16_000
-    await roomy.ingest(reported(4, MODEL, usage={"prompt_tokens": 18_000}))
+    # A call of another model says nothing of this one.
+    await roomy.ingest(reported(4, "acme/large-1", usage={"prompt_tokens": 19_000}))
+    await roomy.ingest(reported(5, MODEL, usage={"prompt_tokens": 18_000}))
     assert await model_window(roomy) == 18_000
-    await roomy.ingest(turn(5, user("c"), assistant("d"), model=MODEL, usage=usage))
+    await roomy.ingest(turn(6, user("c"), assistant("d"), model=MODEL, usage=usage))
     assert await model_window(roomy) == 20_000
     # A call that failed says nothing of the size; a newer limit counts, whatever was larger before.
-    await roomy.ingest(reported(6, MODEL, usage={"prompt_tokens": 30_000}, is_overflow=True))
+    await roomy.ingest(reported(7, MODEL, usage={"prompt_tokens": 30_000}, is_overflow=True))
     assert await model_window(roomy) == 20_000
-    await roomy.ingest(reported(7, MODEL, limit_tokens=12_000))
+    await roomy.ingest(reported(8, MODEL, limit_tokens=12_000))
     assert await model_window(roomy) == 12_000
 
 
