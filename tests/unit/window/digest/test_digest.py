@@ -241,6 +241,22 @@ def test_no_budget_hides_a_message_without_a_word(name: str, budget: int) -> Non
     assert f"{made.account.folded} messages with 0 tool calls" in digest_of(session, made)
 
 
+@pytest.mark.proves("W9", "W10")
+def test_calls_of_older_rounds_are_told_beside_those_of_the_open_one() -> None:
+    deploy = assistant(None, "d", name="run", arguments='{"command":"make deploy"}')
+    said = [user("Deploy."), deploy, tool("d", words(60)), user("Read the files.")]
+    for number, path in enumerate(PATHS):
+        arguments = json.dumps({"path": path})
+        call = assistant(None, f"c{number}", name="read_file", arguments=arguments)
+        said += [call, tool(f"c{number}", LINES)]
+    session = history(said)
+
+    digest = digest_of(session, asked(session, 3_000, Policy()))
+
+    assert "run(make deploy)" in digest
+    assert f"read_file({PATHS[0]})" in digest
+
+
 @pytest.mark.proves("W9")
 def test_a_digest_tells_requests_calls_and_exact_values() -> None:
     session = history(
