@@ -84,7 +84,7 @@ async def _run(settings: Settings, lane_process: ChildProcess | None) -> None:
     database = Database(settings.database_url, writes=False)
     metrics, announcer = QueryMetrics(), ProcessAnnouncer("query")
     lane = Lane(
-        lane_process, on_change=partial(announcer.update, "lane"), on_death=metrics.lane_died
+        lane_process, on_change=partial(announcer.update, "lane"), on_death=metrics.lane_deaths.inc
     )
     on_wait = partial(log.info, "tables.awaited", made_by="turnfold migrate")
     try:

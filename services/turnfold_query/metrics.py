@@ -19,7 +19,7 @@ class QueryMetrics(ProcessMetrics):
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, buckets=SECONDS, registry=self.registry)
-        self._is_ready = gauge("turnfold_ready", "1 if `/readyz` answers 200, else 0.")
+        self.is_ready = gauge("turnfold_ready", "1 if `/readyz` answers 200, else 0.")
         self._dead_letters = gauge(
             "turnfold_dead_letters", "Dead letters by `reason` (global).", ["reason"]
         )
@@ -28,11 +28,11 @@ class QueryMetrics(ProcessMetrics):
             "Bus requests answered with an error, by `request` and `code`.",
             ["request", "code"],
         )
-        self._foreign = counter(
+        self.foreign = counter(
             "turnfold_foreign_replies",
             "Replies from a subscriber instead of the stream to events published over HTTP.",
         )
-        self._lane_deaths = counter(
+        self.lane_deaths = counter(
             "turnfold_lane_deaths",
             "Crashes and hangs of the process for searches and large windows, which is restarted.",
         )
@@ -81,18 +81,6 @@ class QueryMetrics(ProcessMetrics):
     def refused(self, name: str, code: str) -> None:
         """Count a refusal."""
         self._refused.labels(name, code).inc()
-
-    def disturbed(self) -> None:
-        """Count a reply to a publication that did not come from the stream."""
-        self._foreign.inc()
-
-    def lane_died(self) -> None:
-        """Count a crash or a hang of the process for searches and large windows."""
-        self._lane_deaths.inc()
-
-    def ready(self, *, is_ready: bool) -> None:
-        """Set whether this process can answer."""
-        self._is_ready.set(is_ready)
 
     def count_dead_letters(self, counts: Mapping[str, int]) -> None:
         """Set the number of dead letters, by reason."""

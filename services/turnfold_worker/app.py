@@ -269,7 +269,7 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
             client=context.client,
             is_busy=ingest.is_busy,
             woken=wakeups.relay,
-            on_foreign=telemetry.metrics.disturbed,
+            on_foreign=telemetry.metrics.foreign.inc,
         ),
         GapFinder(context, store=events),
         Pruner(context, store=events),

@@ -50,7 +50,7 @@ async def command_broker(
         stream=BusEvents(
             context.client,
             read_secret=secret,
-            on_foreign=context.telemetry.metrics.disturbed,
+            on_foreign=context.telemetry.metrics.foreign.inc,
         ),
         installation=context.installation,
         now_ms=now_ms,

@@ -77,7 +77,7 @@ class WorkerHealth:
             _in_time(lag(self.parts.client, now_ms=now_ms())),
             _in_time(self.parts.statistics.waiting(now_ms=now_ms())),
         )
-        metrics.ready(is_ready=not missing)
+        metrics.is_ready.set(not missing)
         if behind is not None:
             metrics.lags(behind)
         if depths is not None:

@@ -35,7 +35,7 @@ class WorkerMetrics(ProcessMetrics):
         self._duplicates = counter("turnfold_duplicates", "Duplicates of stored events.")
         self._dead_letters = counter("turnfold_events_buried", "Events turned into dead letters.")
         self._evictions = counter("turnfold_evictions", "Compactions opened during ingest.")
-        self._returned = counter(
+        self.returned = counter(
             "turnfold_batches_returned", "Batches that could not be stored, for redelivery."
         )
         self._failures = counter(
@@ -43,7 +43,7 @@ class WorkerMetrics(ProcessMetrics):
             "Errors that a loop (`part`) retries; the log says `work.failed` or `row.failed`.",
             ["part"],
         )
-        self._foreign = counter(
+        self.foreign = counter(
             "turnfold_foreign_replies", "Replies to events from a subscriber instead of the stream."
         )
         self._batch_events = histogram(
@@ -87,7 +87,7 @@ class WorkerMetrics(ProcessMetrics):
 
     def _measure_queues(self) -> None:
         gauge = partial(Gauge, registry=self.registry)
-        self._is_ready = gauge("turnfold_ready", "1 if `/readyz` answers 200, else 0.")
+        self.is_ready = gauge("turnfold_ready", "1 if `/readyz` answers 200, else 0.")
         self._lag_events = gauge("turnfold_lag_events", "Events not yet stored (global).")
         self._lag_seconds = gauge(
             "turnfold_lag_seconds", "Age of the oldest event not yet stored (global)."
@@ -118,17 +118,9 @@ class WorkerMetrics(ProcessMetrics):
         self._dead_letters.inc(result.dead_letters)
         self._evictions.inc(result.evictions)
 
-    def returned(self) -> None:
-        """Count a batch that will be redelivered."""
-        self._returned.inc()
-
     def failed(self, part: str) -> None:
         """Count an error after which a part of the worker has continued."""
         self._failures.labels(part).inc()
-
-    def disturbed(self) -> None:
-        """Count a reply to a publication that did not come from the stream."""
-        self._foreign.inc()
 
     def attempted(self, outcome: Outcome | str) -> None:
         """Count an attempt at a summary, by its outcome or by a word if there is none."""
@@ -156,10 +148,6 @@ class WorkerMetrics(ProcessMetrics):
         self._model_tokens.labels(draft.model, "prompt").inc(draft.prompt_tokens or 0)
         self._model_tokens.labels(draft.model, "completion").inc(draft.completion_tokens or 0)
         self._cost.labels(draft.model).inc(draft.cost or 0.0)
-
-    def ready(self, *, is_ready: bool) -> None:
-        """Set whether this process stores events."""
-        self._is_ready.set(is_ready)
 
     def lags(self, lag: Lag) -> None:
         """Set the lag of the workers."""

@@ -80,7 +80,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     app = _described_app()
     _add_error_handlers(app)
     add_reads(app, dispatcher)
-    publisher = Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed)
+    publisher = Publisher(client, EVENTS_STREAM, on_foreign=metrics.foreign.inc)
     add_publish(app, publisher, limits, reader_of(dispatcher.lane, request_seconds), read_secret)
     add_commands(app, Forwarder(client, read_secret).forward)
     add_lists(app, histories, dead_letters)

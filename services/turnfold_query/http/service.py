@@ -66,7 +66,7 @@ def add_probes(
         ),
     )
     async def get_metrics() -> Response:
-        metrics.ready(is_ready=not await is_ready())
+        metrics.is_ready.set(not await is_ready())
         # The other metrics matter most when the database is unavailable.
         with suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(PROBE_SECONDS):

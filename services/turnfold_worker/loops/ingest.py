@@ -124,7 +124,7 @@ class IngestLoop:
             if not isinstance(error, Unavailable | StartError):
                 raise
             log.warning("batch.requeued", events=len(batch.payloads), error=str(error))
-            self._metrics.returned()
+            self._metrics.returned.inc()
             return
         # Only now: an event that is acknowledged and not committed would be lost.
         for received in together:
