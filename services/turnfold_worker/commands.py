@@ -27,7 +27,7 @@ from turnfold.errors import Unavailable
 from turnfold.messages import AgentId, SessionKey
 from turnfold.operations.compact import versions
 from turnfold.operations.query import dead_letters, history
-from turnfold.operations.query.pop import pop
+from turnfold.operations.query.pop import pop, stored_in_time
 from turnfold.ports.admin import CampaignStore, DeadLetterStore, VersionStore
 from turnfold.ports.ingest import Installation
 from turnfold.ports.query import HistoryStore
@@ -35,7 +35,6 @@ from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold_worker.handlers import Handle, Reply
 
 INGEST_SECONDS = 3.0
-INGEST_POLL_SECONDS = 0.05
 
 
 class Circumstances(TypedDict):
@@ -108,7 +107,11 @@ class Commands:
         prefix = request.prefix if isinstance(request, AgentEraseRequest) else None
         if prefix is not None:
             # Only stored sessions can be found by a prefix.
-            await _wait_for_ingest(until, self.ingested_to)
+            ends = time.monotonic() + INGEST_SECONDS
+            if not await stored_in_time(until, self.ingested_to, ends):
+                raise Unavailable(
+                    "events that were published before are not stored yet; try again later"
+                )
         erased = await self.sessions.erase(
             key, last_seq=until, now_ms=self.now_ms(), actor=actor, prefix=prefix
         )
@@ -172,18 +175,3 @@ def _followed(handle: Handle, callback: Callable[[], object]) -> Handle:
         return reply
 
     return on_request
-
-
-async def _wait_for_ingest(seq: int, ingested_to: Callable[[], Awaitable[int]]) -> None:
-    """Return when every event up to a sequence is stored.
-
-    Raises:
-        Unavailable: it is not after INGEST_SECONDS.
-    """
-    deadline = asyncio.get_running_loop().time() + INGEST_SECONDS
-    while await ingested_to() < seq:
-        if asyncio.get_running_loop().time() >= deadline:
-            raise Unavailable(
-                "events that were published before are not stored yet; try again later"
-            )
-        await asyncio.sleep(INGEST_POLL_SECONDS)

@@ -56,7 +56,7 @@ async def pop(
     while True:
         # Before the messages are chosen: a retraction in between makes `retract` fail.
         newest = await stream.newest(key)
-        if not await _stored(newest.seq, ingested_to, ends):
+        if not await stored_in_time(newest.seq, ingested_to, ends):
             raise Unavailable("the newest events of the session are not stored yet; try again")
         page = await store.page(key, limit=request.count, newest_first=True)
         if not page:
@@ -88,11 +88,11 @@ async def pop(
             # The messages are this caller's now, whether or not they are stored as retracted. After
             # an error it would ask again, and retract others.
             with suppress(Unavailable):
-                await _stored(seq, ingested_to, ends)
+                await stored_in_time(seq, ingested_to, ends)
             return _answer(chosen, seq)
 
 
-async def _stored(seq: int, ingested_to: Callable[[], Awaitable[int]], ends: float) -> bool:
+async def stored_in_time(seq: int, ingested_to: Callable[[], Awaitable[int]], ends: float) -> bool:
     """Wait until all events up to a sequence are stored; return whether they are."""
     while await ingested_to() < seq:
         if time.monotonic() > ends:
