@@ -92,7 +92,7 @@ def _breaks(line: str, width: int) -> list[int]:
     breaks: list[int] = []
     used = 0
     for word in re.finditer(r"\s*\S+", line):
-        pieces = [word[0]] if cell_len(word[0]) == len(word[0]) else list(word[0])
+        pieces = list(word[0]) if _has_wide(word[0]) else [word[0]]
         place = word.start()
         for piece in pieces:
             # White space that is left over stands at the end of a line.
@@ -104,6 +104,11 @@ def _breaks(line: str, width: int) -> list[int]:
                 used += cell_len(piece)
             place += len(piece)
     return breaks
+
+
+def _has_wide(word: str) -> bool:
+    # The marks of vowels in Arabic have no width of their own, and do not make a word wide.
+    return cell_len(word) != len(word) and any(cell_len(character) > 1 for character in word)
 
 
 def label(column: str) -> str:

@@ -7,12 +7,13 @@ from collections import Counter
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from tests.terminal_output import Terminal
 from turnfold.cli.audit_tables import show_trails
 from turnfold.cli.context import show_message
 from turnfold.cli.output import console, one_line, print_rows
-from turnfold.cli.tables import show_table
+from turnfold.cli.tables import show_table, show_text
 
 ODD = "a\x1b]52;c;cHduZWQ=\x1b\\ \x1b[2J b\x9b31m \x7f\ud800"
 """A text that sets the clipboard of a terminal and clears it, and ends in half a character."""
@@ -130,3 +131,13 @@ def test_two_columns_of_text_share_the_width_and_neither_is_cut(columns: int) ->
 
     shown = Counter(printed.getvalue().split())
     assert Counter(f"{found} {advice}".split()) <= shown
+
+
+@pytest.mark.proves("O3")
+def test_lines_break_between_arabic_words_also_if_these_have_marks_of_vowels() -> None:
+    words = ["\u0623\u0633\u0628\u0648\u0639\u064b\u0627", "\u0643\u0627\u0645\u0644"] * 9
+    stream = io.StringIO()
+
+    show_text(Console(file=stream, width=20), Text(" ".join(words)))
+
+    assert stream.getvalue().split() == words
