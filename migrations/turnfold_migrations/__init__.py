@@ -117,7 +117,10 @@ async def _with_connection(database_url: str, work: Callable[[Connection], None]
         try:
             await _run(engine, work)
         except OSError as error:
-            raise StartError(f"the database cannot be reached: {error}") from error
+            raise StartError(
+                f"the database cannot be reached ({error}); start it, or correct"
+                " TURNFOLD_DATABASE_URL"
+            ) from error
         except DBAPIError as error:
             if (foreign := no_database(error.orig, url)) is not None:
                 raise foreign from error

@@ -64,6 +64,10 @@ def main(settings: Settings, lane_process: ChildProcess | None) -> int:
     return 0
 
 
+def _tables_awaited(reason: str) -> None:
+    log.info("tables.awaited", reason=reason)
+
+
 async def _run(settings: Settings, lane_process: ChildProcess | None) -> None:
     check_bind_address(
         settings.http_host,
@@ -86,10 +90,9 @@ async def _run(settings: Settings, lane_process: ChildProcess | None) -> None:
     lane = Lane(
         lane_process, on_change=partial(announcer.update, "lane"), on_death=metrics.lane_deaths.inc
     )
-    on_wait = partial(log.info, "tables.awaited", made_by="turnfold migrate")
     try:
         # If `stop` is set, the next wait ends at once as well, so that one check is enough.
-        await unless(stop, wait_for_schema(database, on_wait=on_wait))
+        await unless(stop, wait_for_schema(database, on_wait=_tables_awaited))
         client = await unless(stop, connect(settings, name="query", seconds=60.0))
         if client is None:
             return

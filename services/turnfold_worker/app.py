@@ -185,10 +185,9 @@ async def _start(
         on_start=partial(announcer.update, "receiver"),
         on_failure=telemetry.metrics.failed,
     )
-    on_wait = partial(log.info, "tables.awaited", made_by="turnfold migrate")
     client: NatsClient | None = None
     try:
-        await unless(stop, wait_for_schema(database, on_wait=on_wait))
+        await unless(stop, wait_for_schema(database, on_wait=_tables_awaited))
         client = await unless(stop, connect(settings, name="worker", seconds=60.0))
         created = await _adopted_stream(database, client, stop) if client else None
         lock = await _writer_lock(settings, telemetry, stop) if created else None
@@ -214,6 +213,10 @@ async def _start(
         if client is not None:
             with contextlib.suppress(Exception):
                 await client.close()
+
+
+def _tables_awaited(reason: str) -> None:
+    log.info("tables.awaited", reason=reason)
 
 
 async def _adopted_stream(

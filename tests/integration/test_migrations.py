@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import turnfold_migrations
 from tests.forked_processes import begun, ended
+from tests.ports import free_port
 from tests.postgres import Postgres
 from tests.store_fixtures import (
     KEY,
@@ -229,14 +230,35 @@ async def test_a_database_that_would_not_store_every_text_is_refused_before_it_h
 
 @pytest.mark.proves("O6")
 async def test_a_service_that_waits_for_the_tables_reports_it_once(database_url: str) -> None:
-    waits: list[None] = []
+    waits: list[str] = []
     database = Database(database_url, writes=False)
 
     with pytest.raises(StartError, match="run `turnfold migrate` first"):
-        await wait_for_schema(database, seconds=0.3, on_wait=lambda: waits.append(None))
+        await wait_for_schema(database, seconds=0.3, on_wait=waits.append)
 
-    assert waits == [None]
+    assert waits == ["the tables are not there; run `turnfold migrate`"]
     await database.close()
+
+
+@pytest.mark.proves("O6")
+async def test_a_service_that_waits_tells_that_the_database_cannot_be_reached() -> None:
+    waits: list[str] = []
+    url = f"postgresql+asyncpg://user@127.0.0.1:{free_port()}/turnfold"
+    database = Database(url, writes=False)
+
+    with pytest.raises(Unavailable, match="the database cannot be used now"):
+        await wait_for_schema(database, seconds=0.3, on_wait=waits.append)
+
+    assert ["the database cannot be used now" in reason for reason in waits] == [True]
+    await database.close()
+
+
+@pytest.mark.proves("O6")
+async def test_a_migration_of_a_database_that_cannot_be_reached_says_what_to_do() -> None:
+    url = f"postgresql+asyncpg://user@127.0.0.1:{free_port()}/turnfold"
+
+    with pytest.raises(StartError, match="start it, or correct TURNFOLD_DATABASE_URL"):
+        await upgrade(url)
 
 
 async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_served(

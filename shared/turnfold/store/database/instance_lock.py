@@ -181,12 +181,15 @@ async def wait_until_adopted(
 
 
 async def wait_for_schema(
-    database: Database, *, seconds: float = 60.0, on_wait: Callable[[], object] = lambda: None
+    database: Database,
+    *,
+    seconds: float = 60.0,
+    on_wait: Callable[[str], object] = lambda _reason: None,
 ) -> None:
     """Wait until the tables are those of this code or newer.
 
-    Migrations only add, so that older code works on newer tables. `on_wait` is called once if the
-    tables are not there after some seconds.
+    Migrations only add, so that older code works on newer tables. `on_wait` is called once, with
+    the reason, if the tables are not there after some seconds.
 
     Raises:
         StartError: the tables are still older after `seconds`, or an early release made them.
@@ -214,7 +217,7 @@ async def wait_for_schema(
         waited_seconds = asyncio.get_running_loop().time() - began
         if waited_seconds > min(seconds, REPORT_SECONDS) and not has_reported:
             has_reported = True
-            on_wait()
+            on_wait(str(trouble or "the tables are not there; run `turnfold migrate`"))
         if waited_seconds > seconds:
             raise trouble or StartError(
                 f"the tables are not there after {seconds:g} s; run `turnfold migrate` first"
