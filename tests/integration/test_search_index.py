@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from tests.store_fixtures import KEY, NOON, Stores, new_sqlite, sql_stores, turn, user
+from tests.store_fixtures import (
+    KEY,
+    NOON,
+    Stores,
+    new_sqlite,
+    retracted,
+    sql_stores,
+    turn,
+    user,
+)
 from turnfold.core.recall.question import question_of
 from turnfold.core.text.search import Lookup, SearchQuery
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
@@ -94,6 +103,54 @@ async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None
     assert part == [{1, 7, 9, 11}, before[1]]
     assert whole == [set(), before[1]]
     assert left == 6 * len(TEXTS)
+
+
+async def remove_retracted(stores: Stores) -> None:
+    """Remove the words that wait, as a worker does between batches."""
+    while await stores.erasures.remove_retracted():
+        pass
+
+
+@pytest.mark.proves("F1", "X6")
+async def test_the_words_of_a_long_retraction_leave_after_it_and_nothing_finds_them_before(
+    url: str,
+) -> None:
+    """X6: others' events wait for a transaction of SQLite, and long texts are split slowly."""
+    async with sql_stores(url) as stores:
+        await filled(stores, 50)
+
+        await stores.ingest(retracted(101, key=KEYS[0], after="e9#4"))
+
+        kept = await known(stores, KEYS[0])
+        waiting = await stores.database.snapshot(rows)
+        await remove_retracted(stores)
+        left = await stores.database.snapshot(rows)
+        assert kept == await known(stores, KEYS[0]) == {1, 3, 5, 7, 9}
+        assert (waiting, left) == (500 if stores.database.is_sqlite else 275, 275)
+
+
+@pytest.mark.proves("F1", "L3")
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_what_a_retraction_took_that_came_earlier_is_found_again(
+    url: str, *, is_removed: bool
+) -> None:
+    async with sql_stores(url) as stores:
+        await filled(stores, 50)
+        await stores.ingest(retracted(201, key=KEYS[0], event_id="r", all=True))
+        if is_removed:
+            await remove_retracted(stores)
+
+        await stores.ingest(retracted(41, key=KEYS[0], event_id="r", all=True))
+        while await stores.index.index_some():
+            pass
+        await remove_retracted(stores)
+
+        assert await known(stores, KEYS[0]) == {*range(41, 100, 2)}
+        assert await stores.database.snapshot(rows) == 250 + 150
+        await stores.ingest(retracted(301, key=KEYS[0], all=True))
+        await remove_retracted(stores)
+        assert await known(stores, KEYS[0]) == set()
+        assert await stores.database.snapshot(rows) == 250
 
 
 @pytest.mark.proves("F1", "O6", "A6")

@@ -83,7 +83,8 @@ class ErasureRunner(PollingLoop):
             if is_tidy and is_told:
                 self._tidied_requests = requests
         # Last, and in portions: the stream can take an hour, and the next erasure must not wait.
-        if await self._remove_events() or are_more_expired:
+        are_left = [await self._store.remove_retracted(), await self._remove_events()]
+        if any(are_left) or are_more_expired:
             return 0.0
         return max(0.0, self._wait_seconds()) if self._must_tidy else self.poll_seconds
 

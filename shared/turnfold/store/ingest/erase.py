@@ -76,7 +76,7 @@ from turnfold.store.ingest.tombstones import (
     add_tombstones,
     any_rows_left,
 )
-from turnfold.store.ingest.word_index.removal import remove_indexed
+from turnfold.store.ingest.word_index.removal import remove_indexed, remove_retracted
 
 SESSIONS_AT_ONCE = 100
 """Sessions that one transaction erases."""
@@ -240,6 +240,10 @@ class SqlErasureStore:
             lambda connection: _PURGED.run(connection, [(seq,) for seq in sequences]),
             is_repeatable=True,
         )
+
+    async def remove_retracted(self) -> bool:
+        """Remove some words of retracted messages from SQLite's index; return whether it did."""
+        return await remove_retracted(self._database, self._aside)
 
     async def tidy(self) -> bool:
         """Remove erased words from SQLite's index, and truncate the WAL, which may contain them.

@@ -35,8 +35,10 @@ from turnfold.store.database.statements import PreparedPairs, bulk_update
 from turnfold.store.ingest.batch.counters import note_unindexed
 from turnfold.store.ingest.pairing import retracted_at_ms
 from turnfold.store.ingest.tombstones import in_portions
-from turnfold.store.ingest.word_index.removal import delete_indexed
+from turnfold.store.ingest.word_index.removal import delete_indexed, delete_queued
 
+REMOVED_AT_ONCE = 100
+"""Of more messages, the words leave SQLite's index later."""
 IN_RESPONSES = [int(Element.ITEM), int(Element.JOINED)]
 _COLUMNS = [column.name for column in messages.c]
 _LESSEN = bulk_update(
@@ -78,9 +80,11 @@ class RetractedRows:
             "versions": literal(session.versions),
             "named_seq": literal(seq, Big) if is_named else null(),
         }
+        # Splitting long texts into words takes a minute for 100,000, and SQLite has one writer.
+        is_later = len(positions) > REMOVED_AT_ONCE
         for portion in in_portions(sorted(positions)):
             self._count_taken(self._rows(messages, portion))
-            delete_indexed(self._connection, session.sid, portion)
+            delete_indexed(self._connection, session.sid, portion, is_later=is_later)
             self._shift(messages, retracted_messages, portion, marks)
 
     def name(self, positions: Sequence[int], seq: int) -> None:
@@ -117,6 +121,7 @@ class RetractedRows:
             session.revision += 1
             # Live, even if it was evicted before: its eviction does not count it any more.
             self._shift(retracted_messages, messages, portion, {"compaction_id": null()})
+            delete_queued(self._connection, portion)
             if back:
                 note_unindexed(session, portion[0])
 

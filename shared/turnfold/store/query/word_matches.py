@@ -40,7 +40,7 @@ from turnfold.store.database.word_segments import (
     rare_terms,
     read_index,
 )
-from turnfold.store.ingest.word_index.search_index import fts5_term, of_session
+from turnfold.store.ingest.word_index.search_index import REMOVED, fts5_term, of_session
 from turnfold.store.query.session_order import KnownMask, MoreThan, SessionOrder
 
 LEAST_EXPANDED = 20_000
@@ -60,6 +60,7 @@ _falling = (
         text("word_index MATCH :asked"),
         word_index.c.rowid > _after,
         word_index.c.rowid < _until,
+        word_index.c.rowid.not_in(REMOVED),
     )
     .order_by(word_index.c.rowid.desc())
 )
@@ -80,6 +81,7 @@ _HELD = Prepared(
     .where(
         _vocabulary.c.term >= bindparam("first", type_=Text),
         _vocabulary.c.term <= bindparam("last", type_=Text),
+        _vocabulary.c.doc.not_in(REMOVED),
     )
     .limit(_most),
     ("first", "last", "most"),

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     delete,
     exists,
@@ -21,10 +22,12 @@ from sqlalchemy import (
 from turnfold.messages import MESSAGES_PER_EVENT
 from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database, insert_for
+from turnfold.store.database.predicates import is_kept
 from turnfold.store.database.schema import (
     index_removals,
     marked_lines,
     messages,
+    sessions,
     word_index,
 )
 from turnfold.store.database.statements import BulkInsert
@@ -54,6 +57,7 @@ _EMPTY_SQLITE = (
     f"PRAGMA user_version = {TERMS_VERSION}",
 )
 _QUEUE = BulkInsert(index_removals, ("sid", "position", "body"))
+_kept_sids = select(sessions.c.sid).where(is_kept)
 _is_indexed = exists().where(word_index.c.rowid == messages.c.position)
 
 
@@ -77,10 +81,13 @@ def _empty_sqlite(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-def delete_indexed(connection: Connection, sid: int, positions: Sequence[int]) -> None:
+def delete_indexed(
+    connection: Connection, sid: int, positions: Sequence[int], *, is_later: bool = False
+) -> None:
     """Remove messages of a session from the index; call before deleting them, in one transaction.
 
-    SQLite's index has no texts and must be told what it contained. The caller passes portions.
+    SQLite's index has no texts and must be told what it contained. The caller passes portions. With
+    `is_later`, SQLite's words are queued for `remove_retracted`, and no search finds them.
     """
     is_marked = (marked_lines.c.sid == sid) & marked_lines.c.position.in_(positions)
     connection.execute(delete(marked_lines).where(is_marked))
@@ -92,7 +99,10 @@ def delete_indexed(connection: Connection, sid: int, positions: Sequence[int]) -
     selected = select(messages.c.position, messages.c.body).where(
         messages.c.sid == sid, messages.c.position.in_(positions), _is_indexed
     )
-    if rows := connection.execute(selected).all():
+    rows = connection.execute(selected).all()
+    if is_later:
+        _QUEUE.run(connection, [(sid, *row) for row in rows])
+    elif rows:
         connection.execute(
             _DELETE_SQLITE, [_removal(sid, position, body) for position, body in rows]
         )
@@ -123,6 +133,31 @@ def note_merge(connection: Connection) -> None:
     """Record that words which left SQLite's index are still in the file."""
     marker = insert_for(connection)(index_removals).values(position=MERGE_DUE, sid=0, body="")
     connection.execute(marker.on_conflict_do_nothing())
+
+
+def delete_queued(connection: Connection, positions: Sequence[int]) -> None:
+    """Remove the queued words of messages that come back: they are indexed again."""
+    if connection.dialect.name == "sqlite":
+        are_chosen = index_removals.c.position.in_(positions)
+        columns = (index_removals.c.sid, index_removals.c.position, index_removals.c.body)
+        if rows := connection.execute(select(*columns).where(are_chosen)).all():
+            connection.execute(_DELETE_SQLITE, [_removal(*row) for row in rows])
+            connection.execute(delete(index_removals).where(are_chosen))
+
+
+async def remove_retracted(database: Database, aside: SetAside[int]) -> bool:
+    """Remove a portion of the queued words of retracted messages; return whether there was one.
+
+    Behind those of erased sessions, they leave with `remove_indexed`.
+    """
+    if not database.is_sqlite:
+        return False
+    queued = await database.snapshot(partial(_queued, after=MERGE_DUE, kept_each=None))
+    gone = await asyncio.to_thread(_removals, queued, aside)
+    return bool(gone) and await database.write(
+        partial(_clear, gone=gone, are_due=index_removals.c.sid.in_(_kept_sids)),
+        is_repeatable=True,
+    )
 
 
 async def remove_indexed(database: Database, aside: SetAside[int]) -> None:
@@ -198,12 +233,28 @@ def _queued(connection: Connection, *, after: int, kept_each: int | None) -> lis
     return [UnindexedMessage(*row) for row in connection.execute(queued.order_by(position))]
 
 
-def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
-    """Remove some queued words; the rest stays queued."""
-    connection.execute(_DELETE_SQLITE, gone)
+def _clear(
+    connection: Connection,
+    *,
+    gone: Sequence[dict[str, Any]],
+    are_due: ColumnElement[bool] | None = None,
+) -> bool:
+    """Remove some queued words; the rest stays queued. Return whether any were removed.
+
+    Without `are_due`, they are words of erased sessions, which have to leave the file as well.
+    """
     are_gone = index_removals.c.position.in_([row["position"] for row in gone])
-    connection.execute(delete(index_removals).where(are_gone))
-    note_merge(connection)
+    due = are_gone if are_due is None else are_gone & are_due
+    # Meanwhile, messages may have come back, whose words are removed already.
+    removed = connection.execute(
+        delete(index_removals).where(due).returning(index_removals.c.position)
+    )
+    positions = set(removed.scalars())
+    if rows := [row for row in gone if row["position"] in positions]:
+        connection.execute(_DELETE_SQLITE, rows)
+    if are_due is None:
+        note_merge(connection)
+    return bool(rows)
 
 
 def _merged(connection: Connection, *, pages: int) -> bool:

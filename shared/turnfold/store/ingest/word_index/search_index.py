@@ -32,7 +32,13 @@ from turnfold.core.text.words import terms
 from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import estimated_length
-from turnfold.store.database.schema import marked_lines, messages, sessions, word_index
+from turnfold.store.database.schema import (
+    index_removals,
+    marked_lines,
+    messages,
+    sessions,
+    word_index,
+)
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, bulk_update
 from turnfold.store.database.word_segments import late_segments
 from turnfold.store.ingest.word_index.segment_writer import (
@@ -48,6 +54,8 @@ _Place = tuple[int, int]
 """A session and a first position."""
 _INDEXING = int.from_bytes(sha256(b"turnfold.indexing").digest()[:7])
 """The name of the lock that a worker holds while it indexes."""
+REMOVED = select(index_removals.c.position)
+"""The rows of SQLite's index whose words wait for their removal: no lookup finds them."""
 UNDIVIDED = "z"
 """The term of a text with too many terms, which every search of its session reads."""
 
