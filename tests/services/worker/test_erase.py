@@ -475,6 +475,30 @@ async def erasing(parts: Parts) -> AsyncGenerator[ErasureRunner]:
         await bus.close()
 
 
+@pytest.mark.proves("F1", "X6")
+async def test_the_words_of_a_long_retraction_leave_the_index_by_and_by(tmp_path: Path) -> None:
+    words = "SELECT position FROM index_removals WHERE body <> ''"
+    unindexed = "SELECT sid FROM sessions WHERE unindexed_from IS NOT NULL"
+    async with (
+        running_parts(tmp_path, environ=ENVIRON) as parts,
+        parts.running("worker"),
+        parts.client() as client,
+        erasing(parts) as runner,
+    ):
+        await is_stored(parts, await publish(client, KEY, 0, 60))
+        await wait_until(lambda: not rows(parts.database, unindexed), told=parts.words)
+        # The first round removes all copies of erased data, which a worker may have left.
+        await runner.work()
+
+        await client.session(*KEY).clear()
+        await wait_until(lambda: bool(rows(parts.database, words)), told=parts.words)
+        while await runner.work() == 0:
+            pass
+
+        assert rows(parts.database, words) == []
+        assert rows(parts.database, "SELECT id FROM word_index_docsize") == []
+
+
 @pytest.mark.proves("A6", "W5")
 async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(
     tmp_path: Path, sql: Postgres | None
