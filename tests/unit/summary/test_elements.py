@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.histories import counter, history
+from tests.histories import assistant, counter, history, tool
 from tests.shaped import Json, shaped_session
 from turnfold.core.history.gist import named_calls
 from turnfold.core.summary.eviction_digest import digest_eviction, digest_messages
@@ -39,6 +39,20 @@ def test_a_summarizer_reads_a_response_as_one_message() -> None:
     assert len(sources[1].calls) == 8
     assert {source.tool_name for source in sources[2:]} == {"read"}
     assert "secret plan" not in json.dumps(sources)
+
+
+@pytest.mark.proves("S2", "S6")
+def test_a_summarizer_is_told_which_results_of_a_turn_failed() -> None:
+    """Frameworks mark them in the message, and a `tool.result` is marked beside it."""
+    failed = tool("c1", "No such place.") | {"is_error": True}
+    session = history([assistant(None, "c1", "c2"), failed, tool("c2", "A hall.")])
+
+    sources = sources_of(
+        (one, session.bodies[one.position], False) for one in session.stored.messages
+    )
+
+    assert [source.is_error for source in sources] == [False, True, False]
+    assert json.loads(message_data(sources[1]))["error"] is True
 
 
 @pytest.mark.proves("G1", "I4", "S6", "W10")

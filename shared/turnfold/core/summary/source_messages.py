@@ -85,7 +85,8 @@ def _source(
         spoken_text(body),
         _calls(message, body) if message.calls else (),
         tool_name,
-        is_error,
+        # A `tool.result` is marked by its event, a result within a turn by its own field.
+        is_error or body.get("is_error") is True,
         # Its call was summarized earlier. Without a note, a model would see a result of no call.
         is_late=message.role is TOOL and answers is not None and answers not in names,
     )
