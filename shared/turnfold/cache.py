@@ -1,11 +1,9 @@
 """A bounded cache that several threads may use."""
 
+from collections import OrderedDict
 from collections.abc import Collection
-from operator import itemgetter
 from threading import Lock
 from typing import Any, Generic, TypeVar
-
-import cachetools
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -20,35 +18,50 @@ class LRUCache(Generic[Key, Value]):
 
     def __init__(self, max_weight: int) -> None:
         self.max_entry_weight = max_weight // 4
-        self._entries: cachetools.LRUCache[Key, tuple[Value, int]] = cachetools.LRUCache(
-            max_weight, getsizeof=itemgetter(1)
-        )
+        self._max_weight = max_weight
+        self._weight = 0
+        # A library would hash each key several times, and some are long tuples.
+        self._entries: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
         self._lock = Lock()
 
     def get(self, key: Key) -> Value | None:
         """Return an entry that requests may share, and mark it as used; None if there is none."""
         with self._lock:
             entry = self._entries.get(key)
-        return None if entry is None else entry[0]
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+        return entry[0]
 
     def pop(self, key: Key) -> Value | None:
         """Remove and return an entry; None if there is none."""
         with self._lock:
-            entry = self._entries.pop(key, None)
-        return None if entry is None else entry[0]
+            return self._removed(key)
 
     def put(self, key: Key, value: Value, weight: int) -> None:
         """Add or replace an entry."""
         with self._lock:
-            if weight <= self.max_entry_weight:
-                self._entries[key] = value, weight
-            else:
-                self._entries.pop(key, None)
+            self._removed(key)
+            if weight > self.max_entry_weight:
+                return
+            self._entries[key] = value, weight
+            self._weight += weight
+            while self._weight > self._max_weight:
+                _, (_, left) = self._entries.popitem(last=False)
+                self._weight -= left
+
+    def _removed(self, key: Key) -> Value | None:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self._weight -= entry[1]
+        return entry[0]
 
     def clear(self) -> None:
         """Remove all entries."""
         with self._lock:
             self._entries.clear()
+            self._weight = 0
 
     def sessions(self) -> set[int]:
         """Return the session numbers with which keys begin."""
@@ -59,7 +72,7 @@ class LRUCache(Generic[Key, Value]):
         """Remove the entries whose keys begin with one of these session numbers."""
         with self._lock:
             for key in [key for key in self._entries if _session_of(key) in gone]:
-                del self._entries[key]
+                self._removed(key)
 
 
 def _session_of(key: Any) -> int:

@@ -6,8 +6,7 @@ of the messages that were chosen.
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -141,11 +140,15 @@ class SqlRecallStore:
                 raise WouldBlock
             most = MOST_NEW_INLINE if is_inline else total
             order = self._order(connection, sid, total, tuple(changes), most)
-            with self._using(sid, order):
-                if is_inline and order.has_many_lines:
-                    raise WouldBlock
+            try:
                 asked = _Asked(sid, until, total, unindexed_from, is_inline)
-                return self._recall(connection, order, asked, question, choose)
+                found = self._recall(connection, order, asked, question, choose)
+            except WouldBlock:
+                # A thread goes on with it. After another error, it may be half.
+                self._keep(sid, order)
+                raise
+            self._keep(sid, order)
+            return found
 
         known = self._orders.get(sid)
         if known is None or len(known.positions) <= MOST_INLINE:
@@ -170,6 +173,8 @@ class SqlRecallStore:
             WouldBlock: it takes too long for the event loop's thread.
         """
         sid, until, total, unindexed_from, is_inline = asked
+        if is_inline and order.has_many_lines:
+            raise WouldBlock
         wanted = question(lambda position: _body(connection, sid, position))
         end = bisect_left(order.positions, until)
         # A speaker who speaks only later must not change an earlier decision.
@@ -213,16 +218,6 @@ class SqlRecallStore:
         material = _read(stored, choice, until, order)
         is_partial = end - indexed > UNINDEXED_MESSAGES
         return Recollection(material, indexed_to // MESSAGES_PER_EVENT, is_partial)
-
-    @contextmanager
-    def _using(self, sid: int, order: SessionOrder) -> Generator[None]:
-        """Keep an order after its use, also if a thread goes on; after an error, it may be half."""
-        try:
-            yield
-        except WouldBlock:
-            self._keep(sid, order)
-            raise
-        self._keep(sid, order)
 
     def _order(
         self,
