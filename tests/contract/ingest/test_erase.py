@@ -33,6 +33,7 @@ from turnfold.ports.ingest import DeadLetter, IngestResult
 from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
 from turnfold.store.ingest.erase import EraseResult, SqlErasureStore
+from turnfold.store.ingest.tombstones import digest_of
 
 TWIN = SessionKey(AgentId("bob"), KEY.session_id)
 SISTER = SessionKey(KEY.agent_id, SessionId("s-2"))
@@ -322,6 +323,28 @@ async def test_every_copy_in_the_stream_is_remembered_until_it_is_gone(
     assert found == [4, 5, 6, 7, 9, 11]
     assert [*await stores.erasures.to_purge(100)] == [9, 11]
     assert await stores.erasures.tidy()
+
+
+@pytest.mark.proves("A6")
+async def test_of_an_erased_event_the_latest_time_of_its_publication_is_remembered(
+    stores: Stores,
+) -> None:
+    """Whatever stands at its place in the stream since then is another event."""
+    later = NOON + 600_000
+    gone = turn(5, user("a"), event_id="a", at_ms=NOON)
+    await stores.ingest(gone)
+    await stores.changes.erase(KEY, last_seq=10, now_ms=NOON)
+    await stores.ingest(gone._replace(at_ms=later), turn(9, user("c"), at_ms=NOON))
+
+    await stores.delete_rows()
+    await stores.ingest(gone)
+
+    assert await stores.erasures.to_purge(9) == {5: later, 9: NOON}
+
+
+@pytest.mark.proves("A6", "L12")
+def test_no_id_of_an_erased_event_is_taken_for_that_of_another_agent() -> None:
+    assert digest_of("ab", "c") != digest_of("a", "bc")
 
 
 @pytest.mark.proves("A6", "L1")
