@@ -18,13 +18,17 @@ from turnfold.errors import StartError, SummarizerError
 from turnfold.models.usage_meter import UsageMeter
 from turnfold.models.wire import (
     LOADED,
-    decode,
     draft_as_json,
     encode,
     failure_as_json,
-    job_from_json,
 )
-from turnfold.process.child_process import encode_frame, open_stream, parent_socket, read_frame
+from turnfold.process.child_process import (
+    decode_message,
+    encode_frame,
+    open_stream,
+    parent_socket,
+    read_frame,
+)
 from turnfold.process.memory import forget_and_return_memory
 from turnfold.process.scheduling import is_load_low, lower_priority, use_idle_priority
 
@@ -70,10 +74,10 @@ class SummarizerChild:
     def _send(self, message: dict[str, Any]) -> None:
         self._writer.write(encode_frame(encode(message)))
 
-    async def _run_job(self, number: int, job_json: dict[str, Any]) -> None:
+    async def _run_job(self, number: int, job: SummaryJob) -> None:
         meter = UsageMeter()
         try:
-            job = await asyncio.to_thread(without_secrets, job_from_json(job_json))
+            job = await asyncio.to_thread(without_secrets, job)
             result: dict[str, Any] = {"draft": draft_as_json(await self._write(number, meter, job))}
         # Not raised again: the parent waits for the confirmation.
         except asyncio.CancelledError:
@@ -129,7 +133,7 @@ async def serve(connection: socket.socket, *, preload: bool) -> None:
         child.preload()
     trimming = asyncio.create_task(forget_and_return_memory(), name="memory")
     while (body := await read_frame(reader)) is not None:
-        child.handle(decode(body))
+        child.handle(decode_message(body))
     trimming.cancel()
 
 

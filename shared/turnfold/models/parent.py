@@ -16,12 +16,9 @@ from turnfold.models.wire import (
     LOADED,
     decode,
     draft_from_json,
-    encode,
     failure_as_json,
-    failure_from_json,
-    job_as_json,
 )
-from turnfold.process.child_process import PYTHON, ChildProcess
+from turnfold.process.child_process import PYTHON, ChildProcess, encode_message
 from turnfold.process.tasks import at_most
 
 START_SECONDS: Final = 45.0
@@ -96,7 +93,7 @@ class ChildSummarizer:
         )
         try:
             async with asyncio.timeout_at(end):
-                await self._send(process, {"id": number, "job": job_as_json(job)})
+                await self._send(process, {"id": number, "job": job})
                 while "part" in (reply := await self._next(replies, job)):
                     await keep(ChunkSummary(*reply["part"]))
                     await self._send(process, {"id": number, "kept": True})
@@ -109,7 +106,7 @@ class ChildSummarizer:
             ) from None
         except BaseException:
             # The child makes no further call for the job. Nobody waits for its confirmation.
-            process.send(encode({"id": number, "cancel": True}))
+            process.send(encode_message({"id": number, "cancel": True}))
             raise
         finally:
             self._waiting.pop(number, None)
@@ -175,7 +172,7 @@ class ChildSummarizer:
     async def _send(self, process: ChildProcess, message: dict[str, Any]) -> None:
         if not process.can_send:
             raise _process_ended()
-        process.send(encode(message))
+        process.send(encode_message(message))
         await process.drain()
 
     async def _cancel(self, process: ChildProcess, number: int, replies: Replies) -> int:
@@ -184,7 +181,7 @@ class ChildSummarizer:
         Return the number of tokens that were paid and not yet reported.
         """
         tokens = 0
-        process.send(encode({"id": number, "cancel": True}))
+        process.send(encode_message({"id": number, "cancel": True}))
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
                 while "part" in (reply := await replies.get()):
@@ -219,7 +216,7 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 def _draft(reply: dict[str, Any]) -> Draft:
     unreported_tokens = int(reply.get("unreported_tokens") or 0)
     if "error" in reply:
-        failure = failure_from_json(reply["error"])
+        failure = SummarizerError(**reply["error"])
         failure.unreported_tokens = unreported_tokens
         raise failure
     if "draft" not in reply:
