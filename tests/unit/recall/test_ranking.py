@@ -227,6 +227,15 @@ def test_the_speaker_in_question_counts_more() -> None:
 
 
 @pytest.mark.proves("F2")
+def test_beside_a_match_a_message_counts_more_if_the_question_names_a_speaker() -> None:
+    def beside(*speakers: Speaker) -> float:
+        scores = score([[5]], range(10), [50] * 10, ROOM, speakers)
+        return scores[6] / scores[5]
+
+    assert beside(spoken(5)) > beside()
+
+
+@pytest.mark.proves("F2")
 def test_each_speaker_in_question_counts_more() -> None:
     best = best_of([[80, 60, 40, 20]], SIZES, 100, [spoken(20), spoken(60)])
 

@@ -73,14 +73,14 @@ def score_masks(
     """Return the scores that lookups give to the first `number` messages of a session, by ordinal.
 
     `tokens` are the sizes of the messages in order; messages of `room` tokens are wanted.
-    `speakers` decide which messages are promising, and are not part of the score.
+    `speakers` decide which messages are promising, and how much those around them count.
     """
     weighted = [(rarity_of(mask.bit_count(), number), mask) for mask in lookups if mask]
     least = LEAST_RARITY * max(weighted, default=(0.0, 0))[0]
     found = [(rarity, _digits(mask, number)) for rarity, mask in weighted if rarity >= least]
     most = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
     near = _promising_stretches(found, tokens, number, most, speakers) if found else []
-    region = Region(near, number)
+    region = Region(near, number, names_speaker=bool(speakers))
     is_near = int.from_bytes(region.near_digits(), "little")
     for rarity, digits in found:
         region.add(rarity, int.from_bytes(region.joined(digits), "little") & is_near)

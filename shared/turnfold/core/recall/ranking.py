@@ -114,7 +114,7 @@ def score(
 
     `positions` and `tokens` are those of the session in order; a message that is never recalled has
     0 tokens. `room` is the number of tokens to fill with messages. `speakers` decide which messages
-    are promising, and are not part of the score.
+    are promising, and how much those around them count.
     """
     number = len(positions)
     weighted = [(rarity_of(len(matches), number), matches) for matches in lookups if matches]
@@ -122,7 +122,8 @@ def score(
     weighted.sort(key=itemgetter(0), reverse=True)
     weighted = [found for found in weighted if found[0] >= LEAST_RARITY * weighted[0][0]]
     most = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
-    region = Region(_promising_stretches(weighted, positions, tokens, most, speakers), number)
+    promising = _promising_stretches(weighted, positions, tokens, most, speakers)
+    region = Region(promising, number, names_speaker=bool(speakers))
     near: dict[int, int] = {}
     for ordinals, indexes in region.near():
         near.update(zip(positions[ordinals], indexes, strict=True))

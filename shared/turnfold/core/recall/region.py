@@ -13,8 +13,11 @@ from typing import Final
 DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
 """The weight of a match for a message, by its distance in messages."""
 REACH: Final = len(DECAY) - 1
-OWN_WORD: Final = 0.5
-"""The additional weight of a match in the message itself."""
+OWN_WORD, OWN_WORD_OF_SPEAKER = 0.9, 0.5
+"""The additional weight of a match in the message itself, and if the question names a speaker.
+
+In a talk between people, another person's question often has the words that an answer lacks.
+"""
 STRETCH: Final = REACH + 1
 """The number of adjacent messages that are judged together before single ones are."""
 
@@ -23,8 +26,6 @@ Digits = bytes | bytearray
 
 _STEP: Final = 0.1
 """The unit of scores: the weights of neighboring distances differ by it."""
-_OWN: Final = round((DECAY[0] + OWN_WORD - DECAY[1]) / _STEP)
-"""The additional steps of a match in the message itself."""
 _UNITS: Final = 2**18
 """A step of a lookup with a rarity of one, as a whole number."""
 _SCORE_BYTES: Final = 4
@@ -38,7 +39,7 @@ class Region:
     affect each other. Mutable: each lookup changes the scores.
     """
 
-    def __init__(self, near: Iterable[int], number: int) -> None:
+    def __init__(self, near: Iterable[int], number: int, *, names_speaker: bool = False) -> None:
         # Of each stretch whether it is scored, after one before the first.
         stretches = -(-number // STRETCH)
         marks, joined = bytearray(stretches + 2), bytearray(stretches + 2)
@@ -50,6 +51,8 @@ class Region:
         self.size = sum([end - start for start, end in self._joined_rows])
         self._wide = bytearray(_SCORE_BYTES * self.size)
         self._total = 0
+        own = OWN_WORD_OF_SPEAKER if names_speaker else OWN_WORD
+        self._own_steps = round((DECAY[0] + own - DECAY[1]) / _STEP)
 
     def near(self) -> Iterator[tuple[slice, range]]:
         """Yield the ordinals of each row of near messages, and their indexes among the scored."""
@@ -80,14 +83,14 @@ class Region:
         A message near several matches is scored by the nearest: five steps beside a match, one step
         less with each message between, and one step at a distance of five.
         """
-        # A byte holds at most 15 steps, so no sum of them carries into the next message.
-        within, steps = matches, _OWN * matches
+        # A byte holds at most 19 steps, so no sum of them carries into the next message.
+        within, steps = matches, self._own_steps * matches
         for _ in range(REACH):
             within |= within << 8 | within >> 8
             steps += within
         # Shifting moves bits up to REACH bytes past the last message. These bytes are cut off.
         self._wide[::_SCORE_BYTES] = steps.to_bytes(self.size + REACH, "little")[: self.size]
-        # At most 24 lookups of 15 steps, each of a rarity below 45: a score fits in four bytes.
+        # At most 24 lookups of 19 steps, each of a rarity below 35: a score fits in four bytes.
         self._total += int.from_bytes(self._wide, "little") * round(rarity * _UNITS)
 
     def scores(self) -> defaultdict[int, float]:
