@@ -46,6 +46,12 @@ def test_a_fixed_text_costs_what_is_planned_for_it(text: str, tokens: int, spare
     assert counter()(text) == tokens - spare
 
 
+@pytest.mark.proves("L6", "W10")
+@pytest.mark.parametrize("times", [2, 10, 999, 1_000, 123_456])
+def test_the_number_of_equal_calls_costs_what_is_planned_for_it(times: int) -> None:
+    assert counter()(f" x{times}") <= open_round._times_tokens(times)
+
+
 @pytest.mark.proves("L6")
 def test_the_headings_of_a_digest_cost_what_is_planned_for_them() -> None:
     headings = [earlier_messages.REQUESTS, earlier_messages.CALLS, earlier_messages.VALUES]
