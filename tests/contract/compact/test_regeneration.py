@@ -282,3 +282,6 @@ async def test_a_regeneration_that_fails_ends_and_leaves_everything_as_it_was(
     )
     assert (await phases(stores))[-1] == "rejected"
     assert await stores.claim(NOON + 10 * LEASE_MS) == []
+    # It was an offer: summaries that windows need do not wait for it.
+    await stores.ingest(*turns(200, 7))
+    assert [job.cooling for job in await stores.claim(NOON + 9_600)] == [None]
