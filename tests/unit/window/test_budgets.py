@@ -125,8 +125,10 @@ def test_a_summary_without_messages_is_cut_to_the_budget(said: list[dict[str, An
         smallest = refused.value.needed_tokens or 0
     whole = asked_of(session, 5_000).tokens
 
-    for budget in range(smallest, whole + 1, 3):
-        assert asked_of(session, budget).tokens <= budget
+    made = {budget: asked_of(session, budget) for budget in range(smallest, whole, 3)}
+    assert [budget for budget, one in made.items() if one.tokens > budget] == []
+    # It takes what the rest leaves, and is not left out.
+    assert sum(one.summary is not None for one in made.values()) > 10
 
 
 @pytest.mark.proves("S11", "C75")
