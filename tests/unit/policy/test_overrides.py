@@ -26,6 +26,52 @@ def test_without_wishes_the_installation_decides() -> None:
     assert policy(default="static-buffer") == PRESETS["static-buffer"]
 
 
+@pytest.mark.proves("P1", "P2", "P3", "P4", "P5", "P6")
+@pytest.mark.parametrize(
+    ("name", "required"),
+    [
+        (
+            "static-buffer",
+            {"max_live_messages": 50, "keep_messages": 10, "commit": "immediate",
+             "style": "narrative", "summary_max_words": 200},
+        ),
+        (
+            "token-budget",
+            {"reserve_tokens": 16_384, "keep_tokens": 20_000, "commit": "immediate",
+             "style": "structured", "user_max_chars": 4_000, "assistant_max_chars": 4_000,
+             "tool_result_max_chars": 4_000, "soft_ratio": 1.0, "view": "newest"},
+        ),
+        (
+            "selective",
+            {"trigger_ratio": 0.85, "keep_rounds": 12, "max_live_tool_blocks": 5,
+             "commit": "on_summary", "arguments_max_tokens": 500, "result_max_tokens": 600,
+             "preview_tokens": 200, "view": "previews"},
+        ),
+        (
+            "adaptive",
+            {"trigger_ratio": 0.0, "max_live_messages": 0, "reserve_tokens": 0,
+             "every_rounds": 0, "keep_rounds": 1, "uses_model": False, "follow_budget": False,
+             "soft_ratio": 0.3, "hard_ratio": 0.5, "max_messages": 50, "image_tokens": 300},
+        ),
+        (
+            "rolling",
+            {"every_rounds": 10, "keep_messages": 10, "commit": "immediate",
+             "style": "structured", "rebuild_every_versions": 5, "view": "priority"},
+        ),
+        (
+            "balanced",
+            {"trigger_ratio": 0.6, "max_live_messages": 250, "keep_messages": 10,
+             "commit": "immediate", "style": "structured", "rebuild_every_versions": 10,
+             "view": "full"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_preset_has_the_numbers_that_its_name_promises(
+    name: str, required: dict[str, object]
+) -> None:
+    assert {number: getattr(PRESETS[name], number) for number in required} == required
+
+
 @pytest.mark.proves("E6")
 def test_a_session_stands_above_its_agent_and_both_above_the_installation() -> None:
     found = policy(numbers(keep_messages=3, keep_tokens=7), numbers(keep_messages=5))
