@@ -71,11 +71,7 @@ def _marks(timeline: Mapping[str, Any], parts: Sequence[Part]) -> list[StripMark
         for version in timeline["versions"]
     ]
     marks += [
-        StripMark(
-            _place(parts, compaction["last_position"]),
-            None,
-            is_in_force=False,
-        )
+        StripMark(_place(parts, compaction["last_position"]), None, is_in_force=False)
         for compaction in timeline["compactions"]
         if compaction["restored_at"] is not None and compaction["last_position"] is not None
     ]

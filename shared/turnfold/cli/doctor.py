@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from turnfold.store.database.engine import Database
-    from turnfold.store.database.health import DatabaseHealth
 
 BUS_SECONDS = 3.0
 MONITORING_PORT = 8222
@@ -318,12 +318,10 @@ async def _database(settings: Settings) -> list[Finding]:
 async def _jobs_and_notices(database: "Database") -> list[Finding]:
     from turnfold.store.database.health import database_health
 
-    async def read_health() -> "DatabaseHealth":
-        return await database_health(
-            database, now_ms=now_ms(), patience_ms=STUCK_MS, most_attempts=MAX_ATTEMPTS
-        )
-
-    first = health = await read_health()
+    read_health = partial(
+        database_health, database, patience_ms=STUCK_MS, most_attempts=MAX_ATTEMPTS
+    )
+    first = health = await read_health(now_ms=now_ms())
     deadline = asyncio.get_running_loop().time() + OUTBOX_SECONDS
     # The relay publishes the oldest notice first, so another first one shows that it works.
     while (
@@ -332,7 +330,7 @@ async def _jobs_and_notices(database: "Database") -> list[Finding]:
         and asyncio.get_running_loop().time() < deadline
     ):
         await asyncio.sleep(0.1)
-        health = await read_health()
+        health = await read_health(now_ms=now_ms())
     is_moving = health.outbox_first != first.outbox_first
     findings = list(of_work(health, now_ms=now_ms(), is_outbox_moving=is_moving))
     if health.clock_ms is not None:
