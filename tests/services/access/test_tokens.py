@@ -312,6 +312,8 @@ def test_a_file_holds_hashes_that_only_its_owner_may_read(tmp_path: Path) -> Non
         Grant(frozenset({"a", "b"}), names[1]),
         Grant(frozenset({EVERY_AGENT}), names[2]),
     ]
+    # The name of a scheme has no case.
+    assert bearers.grant(f"bearer {tokens[0]}") is not None
     assert not any(token in path.read_text() for token in tokens)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
