@@ -41,6 +41,13 @@ def quoted(texts: list[str], **hidden: object) -> list[str]:
 
 
 @pytest.mark.proves("W14")
+def test_arguments_that_are_no_json_are_quoted_as_they_are() -> None:
+    assert "session_key of app" in quotable_text(
+        assistant(None, "c", arguments="session_key of app")
+    )
+
+
+@pytest.mark.proves("W14")
 def test_marks_are_read_as_they_were_written() -> None:
     text = "first words\ndef session_key(path):\n    return cache_of(path)\n"
     (first, second) = marked(text)
