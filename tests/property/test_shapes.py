@@ -460,6 +460,19 @@ def test_a_call_that_is_answered_as_a_function_is_shown_as_one() -> None:
 
 
 @pytest.mark.proves("L5")
+def test_a_call_whose_output_is_cut_is_shown_as_one_of_a_function() -> None:
+    call = {"type": "local_shell_call", "call_id": "c1", "action": {"command": ["ls"]}}
+    output = {"type": "local_shell_call_output", "id": "c1", "output": "a.py " * 3_000}
+    session = shaped_session([("responses", [{"role": "user", "content": "Look."}, call, output])])
+
+    asked = WindowRequest(shape=Shape.RESPONSES, budget_tokens=600)
+    shown, _ = session.shown(plan(session.stored, asked, PRESETS["balanced"]))
+
+    assert responses_faults(shown) == []
+    assert [item.get("type") for item in shown[1:]] == ["function_call", "function_call_output"]
+
+
+@pytest.mark.proves("L5")
 def test_the_id_of_an_output_of_a_local_shell_is_that_of_its_call() -> None:
     items: list[dict[str, Any]] = [
         {"role": "user", "content": "Look."},
