@@ -193,6 +193,31 @@ async def test_a_timeline_is_refreshed_while_its_session_changes_all_the_time(
 
 
 @pytest.mark.proves("V1")
+async def test_a_click_during_a_refresh_counts(site: Site, browser: Browser) -> None:
+    for number in range(60):
+        await say(site.client, "clicked", "s", f"Is it open, {number}?")
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        page = watched.page
+        await watched.open("/console/agents/clicked/sessions/s")
+        await page.hover("a:has-text('Earlier')")
+        await page.mouse.down()
+        async with page.expect_response("**/sessions/s"):
+            await say(site.client, "clicked", "s", "Is it closed?")
+        # The answer is handled before this is.
+        await page.evaluate("new Promise(requestAnimationFrame)")
+        await page.mouse.up()
+        await page.wait_for_selector("h2:has-text('Messages from here')")
+
+        await watched.open("/console/agents/clicked/sessions/s")
+        await page.hover("h1")
+        await page.mouse.down()
+        async with page.expect_response("**/sessions/s"):
+            await say(site.client, "clicked", "s", "Is it open again?")
+        await page.mouse.up()
+        await page.wait_for_selector("details.message:has-text('Is it open again?')")
+
+
+@pytest.mark.proves("V1")
 async def test_the_next_page_of_sessions_begins_where_the_refreshed_one_ends(
     site: Site, browser: Browser
 ) -> None:

@@ -1,6 +1,6 @@
 "use strict";
 // Parts of a page are replaced while they are read. Open messages, the focus and the scroll position
-// stay.
+// stay, and so does what is being clicked.
 (() => {
   const alike = (one) =>
     [...document.querySelectorAll(`main ${one.localName}`)].filter(
@@ -13,7 +13,15 @@
   let place = 0;
   let seen = null;
   let top = 0;
-  document.addEventListener("htmx:beforeSwap", () => {
+  let pressed = null;
+  document.addEventListener("pointerdown", (event) => (pressed = event.target), true);
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    // It is a click only if the element is still there when the button goes up. A slider changes
+    // the page while it is held.
+    if (pressed && !pressed.matches("input")) {
+      event.detail.shouldSwap = false;
+      return;
+    }
     const messages = [...document.querySelectorAll("details[id]")];
     opened = messages.filter((one) => one.open).map((one) => one.id);
     focused = document.activeElement;
@@ -30,6 +38,14 @@
     const now = seen && document.getElementById(seen.id);
     if (now) scrollBy(0, now.getBoundingClientRect().top - top);
   });
+
+  for (const release of ["pointerup", "pointercancel"]) {
+    document.addEventListener(release, () => {
+      pressed = null;
+      // After the click. What is replaced every few seconds is replaced then.
+      setTimeout(() => htmx.trigger(document.body, "session-changed"));
+    });
+  }
 
   // Old numbers look current, so a page says since when it lacks newer ones.
   const stale = document.getElementById("stale");
