@@ -14,6 +14,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    update,
 )
 
 from turnfold.core.eviction.triggers import Trigger
@@ -209,7 +210,8 @@ def insert_named_reports(connection: Connection, named: Iterable[tuple[str, Name
     """Insert reports of usage, each where the answer stands whose message id it names.
 
     The answer must stand before the report in the stream; otherwise the report keeps its own place.
-    A second report of one answer is left out.
+    A second report of one answer is left out. If it is a copy that was published earlier, its time
+    counts.
     """
     for message_id, report in named:
         position = _answer_of(connection, message_id, report)
@@ -217,6 +219,15 @@ def insert_named_reports(connection: Connection, named: Iterable[tuple[str, Name
             INSERT_REPORTS.run(connection, [report])
         elif not _IS_REPORTED.rows(connection, report.sid, position):
             INSERT_REPORTS.run(connection, [report._replace(position=position)])
+        else:
+            is_copied = (
+                (usage_reports.c.sid == report.sid)
+                & (usage_reports.c.position == position)
+                & (usage_reports.c.model == report.model)
+                & (usage_reports.c.prompt_tokens == report.prompt_tokens)
+                & (usage_reports.c.at_ms > report.at_ms)
+            )
+            connection.execute(update(usage_reports).where(is_copied).values(at_ms=report.at_ms))
 
 
 def _answer_of(connection: Connection, message_id: str, report: NamedReport) -> int | None:

@@ -183,10 +183,11 @@ def _decode(text: str) -> Any:
 
 def newest_event_at_ms(
     connection: Connection, sid: int, *, first: int = 0, last: int = END_POSITION
-) -> int | None:
-    """Return when the newest event between two positions was published, or None if unknown.
+) -> int:
+    """Return when the newest event between two positions was published, or 0 if unknown.
 
-    Unknown is the time of an overflow that was reported without usage and limit.
+    Unknown is the time of an overflow that was reported without a limit. A report that names an
+    answer stands with that.
     """
     moments: list[tuple[Table, ColumnElement[int], Any]] = [
         (table, table.c.position, table.c.created_at_ms) for table in (messages, retracted_messages)
@@ -201,7 +202,15 @@ def newest_event_at_ms(
         for table, place, at_ms in moments
     ]
     found = connection.execute(union_all(*times)).scalars()
-    return max([at_ms for at_ms in found if at_ms is not None], default=None)
+    return max([at_ms for at_ms in found if at_ms is not None], default=0)
+
+
+def is_newest_event(connection: Connection, span: EventSpan, newest_at_ms: int | None) -> bool:
+    """Return whether a stored event is the newest of its session, which was published then."""
+    if at_ms := newest_event_at_ms(connection, span.sid, first=span.first, last=span.last):
+        return at_ms == newest_at_ms
+    newest = select(func.max(events.c.stream_seq)).where(events.c.sid == span.sid)
+    return bool(connection.execute(newest).scalar() == span.stream_seq)
 
 
 def newest_model(connection: Connection, sid: int) -> tuple[str | None, int]:
@@ -220,7 +229,9 @@ def newest_reading(connection: Connection, sid: int) -> UsageReading:
         if report is not None and envelope.get("is_overflow") is not True:
             span = EventSpan(sid, seq)
             at_ms = newest_event_at_ms(connection, sid, first=span.first, last=span.last)
-            return UsageReading(seq, at_ms or 0, report.tokens)
+            # It names an answer before it, and stands there.
+            at_ms = at_ms or newest_event_at_ms(connection, sid, last=span.last)
+            return UsageReading(seq, at_ms, report.tokens)
     return UsageReading(0, 0, 0)
 
 

@@ -36,6 +36,7 @@ from turnfold.store.ingest.batch.stored_events import (
     evicted_positions,
     first_of_each,
     is_equal_content,
+    is_newest_event,
     newest_event_at_ms,
     newest_model,
     newest_reading,
@@ -322,7 +323,7 @@ class BatchWriter:
         """Move a stored event to the earlier sequence of its duplicate; evictions stay."""
         connection, session = self._connection, self._sessions[arrival.key]
         first, retractor = position_of(arrival.stream_seq, 0), self._retractor(session)
-        old_at_ms = newest_event_at_ms(connection, span.sid, first=span.first, last=span.last)
+        was_newest = is_newest_event(connection, span, session.last_event_at_ms)
         # Its retracted rows have to move as well. `_retract` applies the retractions again.
         if session.retracted_seq:
             self._touch(session, retractor.bring_back(span.stream_seq))
@@ -352,9 +353,9 @@ class BatchWriter:
             session.gauge = session.gauge.moved(newest_reading(connection, span.sid))
         if session.model_seq == span.stream_seq:
             session.model, session.model_seq = newest_model(connection, span.sid)
-        # If it was the newest, its old time would keep the session from becoming idle.
-        if old_at_ms == session.last_event_at_ms:
-            session.last_event_at_ms = newest_event_at_ms(connection, span.sid)
+        # Its old time would keep the session from becoming idle.
+        if was_newest:
+            session.last_event_at_ms = max(arrival.at_ms, newest_event_at_ms(connection, span.sid))
             session.renew_idle_time(self._installation)
         self._moved[arrival.key].append(arrival)
 

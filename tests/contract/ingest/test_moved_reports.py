@@ -1,0 +1,62 @@
+"""Reports of usage whose copies stand earlier in the stream, in every store."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from tests.store_fixtures import KEY, NOON, Stores, assistant, reported, turn, user
+from turnfold.store.database.schema import sessions
+
+MODEL = "acme/small-1"
+USAGE = {"prompt_tokens": 20_000}
+
+
+@pytest.mark.proves("L2")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"usage": USAGE},
+        {"usage": USAGE, "message_id": "e1#1"},
+        {"limit_tokens": 9_000},
+        {"is_overflow": True},
+    ],
+)
+async def test_a_session_is_as_old_as_its_newest_report_whatever_that_says(
+    stores: Stores, fields: dict[str, Any]
+) -> None:
+    await stores.ingest(turn(1, user("a"), assistant("b"), model=MODEL))
+    await stores.ingest(reported(9, MODEL, event_id="r", **fields))
+
+    await stores.ingest(reported(5, MODEL, event_id="r", **fields))
+
+    assert (await stores.history.counts(KEY)).last_event_at_ms == NOON + 5
+
+
+@pytest.mark.proves("L2")
+async def test_a_report_of_unknown_time_that_moves_leaves_the_time_of_a_newer_one(
+    stores: Stores,
+) -> None:
+    await stores.ingest(reported(5, MODEL, event_id="r", is_overflow=True))
+    await stores.ingest(reported(9, MODEL, event_id="s", is_overflow=True))
+
+    await stores.ingest(reported(3, MODEL, event_id="r", is_overflow=True))
+
+    assert (await stores.history.counts(KEY)).last_event_at_ms == NOON + 9
+
+
+@pytest.mark.proves("I7", "L3")
+async def test_a_report_that_names_its_answer_is_the_newest_with_its_own_time(
+    stores: Stores,
+) -> None:
+    await stores.ingest(turn(1, user("a"), assistant("b"), model=MODEL))
+    await stores.ingest(reported(5, MODEL, usage=USAGE, message_id="e1#1"))
+    await stores.ingest(reported(9, MODEL, event_id="s", usage={"prompt_tokens": 7}))
+
+    await stores.ingest(reported(3, MODEL, event_id="s", usage={"prompt_tokens": 7}))
+
+    columns = (sessions.c.reported_seq, sessions.c.reported_at_ms, sessions.c.reported_tokens)
+    newest = await stores.database.snapshot(
+        lambda connection: connection.execute(select(*columns)).all()
+    )
+    assert newest == [(5, NOON + 5, 20_000)]
