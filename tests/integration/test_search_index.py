@@ -112,14 +112,20 @@ async def remove_retracted(stores: Stores) -> None:
 
 
 @pytest.mark.proves("F1", "X6")
-async def test_the_words_of_a_long_retraction_leave_after_it_and_nothing_finds_them_before(
-    url: str,
+@pytest.mark.parametrize("is_one", [True, False])
+async def test_the_words_of_retractions_leave_after_them_and_nothing_finds_them_before(
+    url: str, *, is_one: bool
 ) -> None:
     """X6: others' events wait for a transaction of SQLite, and long texts are split slowly."""
     async with sql_stores(url) as stores:
         await filled(stores, 50)
 
-        await stores.ingest(retracted(101, key=KEYS[0], after="e9#4"))
+        short = [
+            retracted(100 + seq, *[f"e{seq}#{index}" for index in range(5)], key=KEYS[0])
+            for seq in range(11, 100, 2)
+        ]
+        long = [retracted(101, key=KEYS[0], after="e9#4")]
+        await stores.ingest(*(long if is_one else short))
 
         kept = await known(stores, KEYS[0])
         waiting = await stores.database.snapshot(rows)

@@ -37,8 +37,6 @@ from turnfold.store.ingest.pairing import retracted_at_ms
 from turnfold.store.ingest.tombstones import in_portions
 from turnfold.store.ingest.word_index.removal import delete_indexed, delete_queued
 
-REMOVED_AT_ONCE = 100
-"""Of more messages, the words leave SQLite's index later."""
 IN_RESPONSES = [int(Element.ITEM), int(Element.JOINED)]
 _COLUMNS = [column.name for column in messages.c]
 _LESSEN = bulk_update(
@@ -80,11 +78,11 @@ class RetractedRows:
             "versions": literal(session.versions),
             "named_seq": literal(seq, Big) if is_named else null(),
         }
-        # Splitting long texts into words takes a minute for 100,000, and SQLite has one writer.
-        is_later = len(positions) > REMOVED_AT_ONCE
         for portion in in_portions(sorted(positions)):
             self._count_taken(self._rows(messages, portion))
-            delete_indexed(self._connection, session.sid, portion, is_later=is_later)
+            # Splitting 100,000 long texts into words takes a minute, and SQLite has one writer. A
+            # batch may have thousands of short retractions.
+            delete_indexed(self._connection, session.sid, portion, is_later=True)
             self._shift(messages, retracted_messages, portion, marks)
 
     def name(self, positions: Sequence[int], seq: int) -> None:
