@@ -180,9 +180,11 @@ class Lookups:
     def _has_unread_call(self, held: HeldAnswer) -> bool:
         """Return whether a call of these tools was cut off, so that the reader left it out.
 
-        A compressed answer is not read, and may have one.
+        A compressed answer is not read, and may have one. Some servers name a coding, such as
+        `none`, of an answer that is plain.
         """
-        if held.response.headers.get("content-encoding", "identity") != "identity":
+        encoding = held.response.headers.get("content-encoding", "identity")
+        if encoding != "identity" and not (held.answer and held.answer.elements):
             return True
         body = b"".join(held.chunks)
         # An answer that names none of these tools need not be parsed a second time.

@@ -171,6 +171,22 @@ async def test_calls_of_both_kinds_in_one_answer_break_no_pair(scene: ProxyScene
 
 
 @pytest.mark.proves("G10", "F4")
+async def test_an_answer_whose_coding_is_only_named_is_read(scene: ProxyScene) -> None:
+    """It was asked for a second time without the tools, after all lookups."""
+    kind = "application/json\r\ncontent-encoding: none"
+    looked, told = completion(None, calls=[chat_call()]), completion("In Ghent.")
+    scene.provider.script += [ProviderReply(one.chunks, kind) for one in (looked, told)]
+    before = len(scene.provider.requests)
+
+    reply = await scene.http.post(
+        CHAT, json=request_of(CHAT, "named", is_streamed=False), headers=ON
+    )
+
+    assert reply.content == told.chunks[0]
+    assert len(scene.provider.requests) == before + 2
+
+
+@pytest.mark.proves("G10", "F4")
 async def test_a_model_that_does_not_stop_and_a_provider_without_tools_get_the_plain_call(
     scene: ProxyScene,
 ) -> None:
