@@ -218,6 +218,32 @@ async def test_a_click_during_a_refresh_counts(site: Site, browser: Browser) -> 
 
 
 @pytest.mark.proves("V1")
+async def test_a_click_asks_for_nothing_and_a_menu_ends_no_refreshes(
+    site: Site, browser: Browser
+) -> None:
+    """Each click, and each gesture that scrolls, read the whole page again."""
+    await say(site.client, "menu", "s", "Are you there?")
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        page = watched.page
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+        await watched.open("/console/agents/menu/sessions/s")
+
+        async def has_refreshed() -> bool:
+            return asked.count("s") == 2
+
+        # The stream of changes begins with one.
+        await eventually(has_refreshed)
+        await page.click("h1")
+        await page.evaluate("new Promise((done) => setTimeout(done, 200))")
+        assert asked.count("s") == 2
+
+        await page.mouse.down(button="right")
+        await say(site.client, "menu", "s", "Still there?")
+        await page.wait_for_selector("details.message:has-text('Still there?')", timeout=10_000)
+
+
+@pytest.mark.proves("V1")
 async def test_the_next_page_of_sessions_begins_where_the_refreshed_one_ends(
     site: Site, browser: Browser
 ) -> None:

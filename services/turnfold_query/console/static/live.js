@@ -14,12 +14,14 @@
   let seen = null;
   let top = 0;
   let pressed = null;
+  let isLeftOut = false;
   document.addEventListener("pointerdown", (event) => (pressed = event.target), true);
   document.addEventListener("htmx:beforeSwap", (event) => {
     // It is a click only if the element is still there when the button goes up. A slider changes
     // the page while it is held.
     if (pressed && !pressed.matches("input")) {
       event.detail.shouldSwap = false;
+      isLeftOut = true;
       return;
     }
     const messages = [...document.querySelectorAll("details[id]")];
@@ -39,9 +41,12 @@
     if (now) scrollBy(0, now.getBoundingClientRect().top - top);
   });
 
-  for (const release of ["pointerup", "pointercancel"]) {
+  // Where a menu opens at the press, it takes the release.
+  for (const release of ["pointerup", "pointercancel", "contextmenu"]) {
     document.addEventListener(release, () => {
       pressed = null;
+      if (!isLeftOut) return;
+      isLeftOut = false;
       // After the click. What is replaced every few seconds is replaced then.
       setTimeout(() => htmx.trigger(document.body, "session-changed"));
     });
