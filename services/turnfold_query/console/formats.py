@@ -106,7 +106,10 @@ def preview(text: str) -> str:
 
 def sentence(text: str) -> str:
     """Return the message of an error as a sentence of a page."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
+    # Some begin with the name of a field and a colon.
+    name, colon, _ = text.partition(":")
+    begun = text if colon and name.isidentifier() else text[:1].upper() + text[1:]
+    return begun + ("" if text.endswith((".", "?", "!")) else ".")
 
 
 def snippet(text: str, query: str) -> Markup:

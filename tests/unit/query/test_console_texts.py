@@ -56,9 +56,11 @@ def test_a_small_sum_of_money_is_not_shown_as_nothing() -> None:
 
 @pytest.mark.proves("V1")
 def test_an_error_is_a_sentence_of_its_page() -> None:
-    shown = [sentence(text) for text in ("no event is stored", "This page does not exist.")]
+    texts = ("no event is stored", "This page does not exist.", "as_of: there is no such version")
 
-    assert shown == ["No event is stored.", "This page does not exist."]
+    shown = list(map(sentence, texts))
+
+    assert shown == ["No event is stored.", texts[1], "as_of: there is no such version."]
 
 
 @pytest.mark.proves("V1")
