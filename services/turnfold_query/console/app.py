@@ -160,11 +160,9 @@ class _Pages:
             is_known = await is_token(self._api, token)
         except ApiError as error:
             return _failed(request, error)
-        if not is_known:
-            return page(
-                request, "sign_in.html", status=403, next=fields.get("next", ""), is_refused=True
-            )
         place = fields.get("next", "")
+        if not is_known:
+            return page(request, "sign_in.html", status=403, next=place, is_refused=True)
         # Only a path of the console: another place would be one of the link's choice.
         is_ours = place.startswith(f"{PATH}/") and "\\" not in place
         response = RedirectResponse(place if is_ours else PATH, 303)

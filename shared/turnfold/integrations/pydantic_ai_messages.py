@@ -67,8 +67,7 @@ def _answer(response: ModelResponse) -> Chat:
             case ThinkingPart():
                 reasoning.append(part.content + (part.signature or ""))
             case ToolCallPart():
-                arguments = part.args_as_json_str()
-                calls.append(chat_call(part.tool_call_id, part.tool_name, arguments))
+                calls.append(chat_call(part.tool_call_id, part.tool_name, part.args_as_json_str()))
             case _:
                 texts.append(_named(part))
     files = [part.content for part in response.parts if isinstance(part, FilePart)]

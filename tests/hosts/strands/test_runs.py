@@ -92,12 +92,13 @@ async def test_a_session_of_strands_goes_on_after_its_last_message(
 ) -> None:
     """Messages were counted as removed again and again, until the next one overwrote its first."""
 
-    @tool(name="look")
+    @tool(name="look")  # type: ignore[untyped-decorator]
     def glance(place: str) -> str:
         """Look at a place."""
         return f"{place}: " + "crate " * 200
 
-    for turns in (25, 1):
+    async def run_program(turns: int) -> tuple[list[Any], int]:
+        """Ask so many questions; return the stored messages, and how many count as removed."""
         script = [
             answer
             for turn in range(turns)
@@ -116,12 +117,15 @@ async def test_a_session_of_strands_goes_on_after_its_last_message(
         )
         for turn in range(turns):
             await agent.invoke_async(f"What is missing at {turn} of {turns}?")
+        return kept.list_messages(session_id, agent.agent_id), manager.removed_message_count
 
-    saved = kept.list_messages(session_id, agent.agent_id)
+    await run_program(25)
+    saved, removed = await run_program(1)
+
     asked = [one.message["content"][0].get("text") for one in saved[::6]]
     places = [*(f"{turn} of 25" for turn in range(25)), "0 of 1"]
     assert asked == [f"What is missing at {place}?" for place in places]
-    assert manager.removed_message_count < len(saved)
+    assert removed < len(saved)
 
 
 def test_a_call_that_was_too_long_is_tried_with_a_smaller_window(

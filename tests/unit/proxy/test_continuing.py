@@ -208,7 +208,7 @@ def test_what_the_provider_found_is_shown_only_with_its_call(is_paused: bool) ->
         {"role": "assistant", "content": blocks},
         {"role": "user", "content": [result]},
     ]
-    window = [0, {"role": "assistant", "content": "[shortened]"}]
+    window: list[int | Json] = [0, {"role": "assistant", "content": "[shortened]"}]
     known = KnownWindow(ListBytes(before).digest, "m", 0, window, 1, 1_000, 1, 1.0)
     own = [*before, *new]
 

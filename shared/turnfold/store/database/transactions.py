@@ -202,17 +202,18 @@ class AwaitedTransactions:
         is_repeatable: bool = False,  # noqa: ARG002  # nobody waits for such a commit
     ) -> Result:
         """Run work; if the caller is cancelled, the server cancels the statement."""
+
+        def transact() -> Result:
+            with self._engine.sync_engine.begin() as connection:
+                return work(connection)
+
         try:
             with TranslatedErrors():
-                return await greenlet_spawn(self._transact, work)
+                # In one greenlet: `AsyncConnection` has one for each step, and tasks for some,
+                # which take as long as several statements.
+                return await greenlet_spawn(transact)
         finally:
             on_end()
-
-    def _transact(self, work: Callable[[Connection], Result]) -> Result:
-        # All of it in one greenlet: `AsyncConnection` has one for each step, and tasks for some,
-        # which take as long as several statements.
-        with self._engine.sync_engine.begin() as connection:
-            return work(connection)
 
     async def close(self) -> None:
         """Close connections, but do not wait for a server that hangs."""

@@ -140,6 +140,9 @@ class SqlRecallStore:
                 raise WouldBlock
             most = MOST_NEW_INLINE if is_inline else total
             order = self._order(connection, sid, total, tuple(changes), most)
+            if is_inline and order.has_many_lines:
+                self._keep(sid, order)
+                raise WouldBlock
             try:
                 asked = _Asked(sid, until, total, unindexed_from, is_inline)
                 found = self._recall(connection, order, asked, question, choose)
@@ -173,8 +176,6 @@ class SqlRecallStore:
             WouldBlock: it takes too long for the event loop's thread.
         """
         sid, until, total, unindexed_from, is_inline = asked
-        if is_inline and order.has_many_lines:
-            raise WouldBlock
         wanted = question(lambda position: _body(connection, sid, position))
         end = bisect_left(order.positions, until)
         # A speaker who speaks only later must not change an earlier decision.
