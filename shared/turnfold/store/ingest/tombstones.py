@@ -21,6 +21,7 @@ from turnfold.ports.ingest import CLAIMS, DeadLetter, DecodedEvent
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.predicates import is_erased
 from turnfold.store.database.schema import (
+    dead_letters,
     duplicate_events,
     erased_events,
     erasures,
@@ -63,6 +64,12 @@ _KNOWN = PreparedIn(
         erased_events.c.digest.in_(bindparam("digests", expanding=True))
     ),
     "digests",
+)
+_LETTERS = PreparedIn(
+    select(dead_letters.c.stream_seq, dead_letters.c.at_ms).where(
+        dead_letters.c.stream_seq.in_(bindparam("seqs", expanding=True))
+    ),
+    "seqs",
 )
 _ANY_LEFT = Prepared(select(literal_column("1")).where(is_erased).limit(literal_column("1")), ())
 _STILL_STORED = PreparedPairs(
@@ -154,14 +161,22 @@ def _below_tombstone(
         for agent_id, session_id, *place in _LAST.rows(connection, portion)
     }
 
+    letters = {
+        seq: at_ms
+        for portion in in_portions(sorted(set(replays.values())))
+        for seq, at_ms in _LETTERS.rows(connection, portion)
+    }
+
     def is_below(seq: int, key: SessionKey) -> bool:
         last_seq, at_ms = last.get(key, (0, 0))
-        if min(seq, replays.get(seq, seq)) > last_seq:
+        first = min(seq, replays.get(seq, seq))
+        if first > last_seq:
             return False
         # A later event under a sequence that was stored is another one: the stream was restored
-        # from an older backup. One that was not was on its way, whatever the clocks say.
-        is_later = times[seq] > at_ms + CLOCKS_MS and seq <= last_seq
-        return not (is_later and is_ingested(connection, seq))
+        # from an older backup. One that was not was on its way, whatever the clocks say. A replay
+        # has the time of its letter, unless that was erased.
+        first_ms = times[seq] if first == seq else letters.get(first, 0)
+        return not (first_ms > at_ms + CLOCKS_MS and is_ingested(connection, first))
 
     return {seq for key, seq in placed if is_below(seq, key) or is_below(seq, _whole_agent(key))}
 

@@ -1,0 +1,58 @@
+"""What comes under the sequences of erased events, from a stream that was restored from an older backup."""
+
+import json
+
+import pytest
+import pytest_asyncio
+
+from tests.store_fixtures import KEY, NOON, Stores, turn, user
+from turnfold.operations.ingest.decode import Delivery, decode_batch
+from turnfold.operations.ingest.ingest import ingest
+from turnfold.store.ingest.tombstones import CLOCKS_MS
+
+LATER = NOON + 10 + CLOCKS_MS + 1
+SAID = {"event_id": "e-1", **KEY._asdict(), "messages": [{"role": "user", "content": "new"}]}
+GOOD, BAD = json.dumps(SAID).encode(), json.dumps(SAID | {"messages": "new"}).encode()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def erased(stores: Stores) -> Stores:
+    """A store whose session was erased with all events up to 100, a dead letter at 30 among them."""
+    await stores.ingest(turn(1, user("q")))
+    await store(stores, Delivery("turn.completed", BAD, 30, NOON))
+    await stores.intake.mark_ingested([(1, 100)])
+    await stores.changes.erase(KEY, last_seq=100, now_ms=NOON + 10)
+    return stores
+
+
+async def store(stores: Stores, *deliveries: Delivery) -> None:
+    batch = decode_batch(deliveries, count=len)
+    await ingest(batch, store=stores.intake, installation=stores.installation)
+
+
+async def places(stores: Stores) -> list[int]:
+    found = await stores.history.page(KEY, after_position=0, limit=9)
+    return [one.position // 1024 for one in found]
+
+
+@pytest.mark.proves("L1", "I5")
+@pytest.mark.parametrize("seq", [70, 150])
+async def test_the_replay_of_a_letter_that_came_after_the_erasure_is_stored(
+    erased: Stores, seq: int
+) -> None:
+    await store(erased, Delivery("turn.completed", BAD, 60, LATER))
+
+    await store(erased, Delivery("turn.completed", GOOD, seq, LATER + 1, replay_of=60))
+
+    assert await places(erased) == [seq]
+
+
+@pytest.mark.proves("A6", "I5")
+@pytest.mark.parametrize("seq", [70, 150])
+async def test_the_replay_of_an_erased_letter_is_not_stored_under_whatever_sequence(
+    erased: Stores, seq: int
+) -> None:
+    await store(erased, Delivery("turn.completed", GOOD, seq, LATER, replay_of=30))
+    await erased.ingest(turn(200, user("q"), at_ms=LATER))
+
+    assert await places(erased) == [200]
