@@ -45,6 +45,19 @@ async def test_a_report_of_unknown_time_that_moves_leaves_the_time_of_a_newer_on
     assert (await stores.history.counts(KEY)).last_event_at_ms == NOON + 9
 
 
+@pytest.mark.proves("L1", "L2")
+async def test_a_session_is_not_older_than_its_newest_event_whose_time_is_unknown(
+    stores: Stores,
+) -> None:
+    """L1: retention would erase it too early."""
+    await stores.ingest(turn(1, user("a")), reported(8, MODEL, event_id="r", is_overflow=True))
+    await stores.ingest(turn(9, user("b"), event_id="s"))
+
+    await stores.ingest(turn(3, user("b"), event_id="s"))
+
+    assert ((await stores.history.counts(KEY)).last_event_at_ms or 0) >= NOON + 8
+
+
 @pytest.mark.proves("I7", "L3")
 async def test_a_report_that_names_its_answer_is_the_newest_with_its_own_time(
     stores: Stores,

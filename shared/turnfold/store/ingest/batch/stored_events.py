@@ -213,6 +213,21 @@ def is_newest_event(connection: Connection, span: EventSpan, newest_at_ms: int |
     return bool(connection.execute(newest).scalar() == span.stream_seq)
 
 
+def newest_after_move(
+    connection: Connection, sid: int, moved: DecodedEvent, at_ms: int | None
+) -> int | None:
+    """Return when the newest event of a session was published after one moved; `at_ms` if unknown.
+
+    An earlier time than that of the newest event would let retention erase it too early.
+    """
+    newest = select(func.max(events.c.stream_seq)).where(events.c.sid == sid)
+    span = EventSpan(sid, connection.execute(newest).scalar_one())
+    is_known = span.stream_seq == moved.stream_seq or newest_event_at_ms(
+        connection, sid, first=span.first, last=span.last
+    )
+    return max(moved.at_ms, newest_event_at_ms(connection, sid)) if is_known else at_ms
+
+
 def newest_model(connection: Connection, sid: int) -> tuple[str | None, int]:
     """Return the model that the newest event naming one names, and its sequence; 0 without one."""
     for seq, envelope in _envelopes(connection, sid, "model"):

@@ -37,7 +37,7 @@ from turnfold.store.ingest.batch.stored_events import (
     first_of_each,
     is_equal_content,
     is_newest_event,
-    newest_event_at_ms,
+    newest_after_move,
     newest_model,
     newest_reading,
 )
@@ -353,9 +353,9 @@ class BatchWriter:
             session.gauge = session.gauge.moved(newest_reading(connection, span.sid))
         if session.model_seq == span.stream_seq:
             session.model, session.model_seq = newest_model(connection, span.sid)
-        # Its old time would keep the session from becoming idle.
-        if was_newest:
-            session.last_event_at_ms = max(arrival.at_ms, newest_event_at_ms(connection, span.sid))
+        if was_newest:  # its old time would keep the session from becoming idle
+            at_ms = newest_after_move(connection, span.sid, arrival, session.last_event_at_ms)
+            session.last_event_at_ms = at_ms
             session.renew_idle_time(self._installation)
         self._moved[arrival.key].append(arrival)
 
