@@ -137,12 +137,16 @@ class TurnfoldSession:
         try:
             await asyncio.shield(popping)
         except asyncio.CancelledError:
-            # It may be retracted already, and only the answer says what left with it.
+            # It may be retracted already, and only the answer says what left with it. A callback,
+            # because the waiting may be cancelled as well.
+            popping.add_done_callback(self._keep)
             await asyncio.wait([popping])
-            if popping.exception() is None and popping.result():
-                self._unfinished.append(_Pop(popping.result()))
             raise
         return _Pop(popping.result()) if popping.result() else None
+
+    def _keep(self, popping: "asyncio.Task[list[StoredMessage]]") -> None:
+        if not popping.cancelled() and popping.exception() is None and popping.result():
+            self._unfinished.append(_Pop(popping.result()))
 
     async def _finish_pops(self) -> None:
         """Add what left with popped items, where that failed before."""

@@ -174,20 +174,26 @@ def test_a_session_serves_one_loop_after_another(session: TurnfoldSession) -> No
 
 
 @pytest.mark.proves("G3", "L1")
+@pytest.mark.parametrize("times", [1, 2])
 async def test_a_pop_that_is_cancelled_after_its_retraction_is_finished_by_the_next_call(
-    system: RunningSystem, session: TurnfoldSession, session_id: str
+    system: RunningSystem, session: TurnfoldSession, session_id: str, times: int
 ) -> None:
+    """A program that ends cancels again what a time limit has cancelled."""
     items = [user("look"), reasoning("a"), call("a"), call("b")]
     await session.add_items(items)
     bus = await nats.connect(system.nats_url)
     retractions = await bus.subscribe(f"turn.retracted.host.{session_id}")
     await bus.flush()
 
+    before = asyncio.all_tasks()
     popping = asyncio.create_task(session.pop_item())
     await retractions.next_msg()
-    popping.cancel()
+    for _ in range(times):
+        popping.cancel()
+        await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await popping
+    await asyncio.gather(*asyncio.all_tasks() - before)
     await bus.close()
 
     assert await session.pop_item() == items[3]
