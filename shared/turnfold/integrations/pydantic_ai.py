@@ -146,13 +146,12 @@ class _History:
     def _is_of_tools(self, source: int, value: Any) -> bool:
         """Return whether tools gave a part of a request beside their results.
 
-        Pydantic AI makes it a prompt. Prompts of persons begin a run, or are plain texts.
+        Pydantic AI makes it a prompt. Those of persons begin a run, or are requests of their own.
         """
         message, before = self._messages[source], self._messages[source - 1]
         return (
             source > 0
             and isinstance(value, UserPromptPart)
-            and not isinstance(value.content, str)
             and any(isinstance(part, ToolReturnPart) for part in message.parts)
             and message.run_id is not None
             and message.run_id == before.run_id

@@ -23,6 +23,7 @@ from tests.hosts.conftest import RestartableSystem, RunningSystem, Warned
 from tests.hosts.pydantic_ai.models import Script, contents, faults, looks, says, size, texts
 from turnfold.integrations.pydantic_ai import TurnfoldCapability
 
+IMAGE = BinaryContent(b"\x89PNG", media_type="image/png")
 METHODS = ("run", "run_sync", "run_stream", "iter")
 
 
@@ -168,14 +169,14 @@ async def test_a_call_that_is_made_again_stays_with_its_refusal(
 
 
 @pytest.mark.proves("L5", "W12")
+@pytest.mark.parametrize("content", ["This is the page.", ["This is the page.", IMAGE]])
 async def test_what_a_tool_gives_beside_its_result_is_no_request_of_a_person(
-    system: RunningSystem, session_id: str
+    system: RunningSystem, session_id: str, content: Any
 ) -> None:
     """Pydantic AI makes it a prompt, and windows after it lacked the question that was asked."""
-    image = BinaryContent(b"\x89PNG", media_type="image/png")
 
     def shoot() -> ToolReturn:
-        return ToolReturn("Done.", content=["This is the page.", image])
+        return ToolReturn("Done.", content=content)
 
     many = [looks(str(number), "hall", "yard") for number in range(12)]
     script = Script([[ToolCallPart("shoot", {}, "one")], *many, says("In Bonn.")])
@@ -185,8 +186,28 @@ async def test_what_a_tool_gives_beside_its_result_is_no_request_of_a_person(
 
     parts = [part for message in result.all_messages() for part in message.parts]
     prompts = [part.content for part in parts if isinstance(part, UserPromptPart)]
-    assert prompts == ["Where is order 7341?", ["This is the page.", image]]
+    assert prompts == ["Where is order 7341?", content]
     assert all("Where is order 7341?" in texts(call) for call in script.calls)
+    ever = await system.stored("pydantic", session_id, include_retracted=True)
+    assert len(ever) == len(await recorded(system, session_id))
+
+
+@pytest.mark.proves("L5", "W12")
+async def test_what_a_person_says_while_tools_run_is_a_request(
+    system: RunningSystem, session_id: str
+) -> None:
+    many = [looks(str(number), "hall", "yard") for number in range(12)]
+    script = Script([*many, says("In Bonn.")])
+    agent = agent_of(script, system.nats_url, tokens=2_500, tools=[look])
+    asked: Any = "Where is order 7341?"
+
+    async with agent.iter(asked, conversation_id=session_id) as run:
+        async for _ in run:
+            if len(script.calls) == 1 and asked:
+                run.enqueue("And where is order 7342?")
+                asked = None
+
+    assert all("And where is order 7342?" in texts(call) for call in script.calls[1:])
     ever = await system.stored("pydantic", session_id, include_retracted=True)
     assert len(ever) == len(await recorded(system, session_id))
 
