@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from tests.store_fixtures import KEY, NOON, Stores, assistant, reported, turn, user
+from tests.store_fixtures import KEY, NOON, Stores, assistant, reported, retracted, turn, user
 from turnfold.store.database.schema import sessions
 
 MODEL = "acme/small-1"
@@ -73,3 +73,18 @@ async def test_a_report_that_names_its_answer_is_the_newest_with_its_own_time(
         lambda connection: connection.execute(select(*columns)).all()
     )
     assert newest == [(5, NOON + 5, 20_000)]
+
+
+@pytest.mark.proves("G1", "I7", "L3")
+@pytest.mark.parametrize(("other", "tokens"), [(7, 0), (2, 20_000)])
+async def test_a_report_counts_again_after_the_retraction_moved_before_it_unless_another_voids_it(
+    stores: Stores, other: int, tokens: int
+) -> None:
+    await stores.ingest(turn(1, user("a"), assistant("b"), model=MODEL))
+    await stores.ingest(reported(5, MODEL, usage=USAGE), retracted(9, "e1#0", event_id="r"))
+    await stores.ingest(retracted(other, "e1#1"))
+    assert (await stores.history.counts(KEY)).reported_tokens == 0
+
+    await stores.ingest(retracted(3, "e1#0", event_id="r"))
+
+    assert (await stores.history.counts(KEY)).reported_tokens == tokens

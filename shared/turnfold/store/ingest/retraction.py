@@ -37,7 +37,7 @@ from turnfold.store.database.schema import (
 from turnfold.store.database.secrets import SIGNED_ACTORS, secret_in
 from turnfold.store.database.session_rows import SessionChange, SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared
-from turnfold.store.ingest.batch.stored_events import KNOWN_EVENTS
+from turnfold.store.ingest.batch.stored_events import KNOWN_EVENTS, newest_reading
 from turnfold.store.ingest.pairing import first_named_seq, pairs_with_retracted, store_pairs
 from turnfold.store.ingest.retracted_rows import IN_RESPONSES, RetractedRows, rest_of_responses
 from turnfold.store.ingest.tombstones import in_portions
@@ -152,6 +152,10 @@ class Retractor:
         rows, is_named = RetractedRows(self._connection, self._session), first_named_seq == old_seq
         before = [_Positions(0, position_of(seq, 0))]
         rows.name(self._positions(retracted_messages, before, is_named), seq)
+        if seq < self._session.reported_seq < old_seq:
+            # The newest report stands after it, and counts unless another one voids it.
+            reading = newest_reading(self._connection, self._session.sid)
+            self._session.reported_tokens = reading.tokens
         # The messages between both places are those that still have the old sequence.
         return rows.call_ids | self._bring_back(is_named)
 
