@@ -66,7 +66,7 @@ async def open_stream(
 
 
 def encode_message(message: Any) -> bytes:
-    """Return a message pickled; both processes run this program and trust each other."""
+    """Return a message pickled: its reader runs this program as well, and trusts this process."""
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 

@@ -70,13 +70,14 @@ index_removals = Table(
     "index_removals",
     metadata,
     Column("position", Big, primary_key=True, autoincrement=False),
-    # No key of a session: that is gone.
+    # No key of a session: that may be gone.
     Column("sid", Big, nullable=False),
     Column("body", Text, nullable=False),
 )
-"""Erased messages whose words SQLite's index still has.
+"""Erased and retracted messages whose words SQLite's index still has.
 
-The index stores no texts, so removing a message needs its text. Rows are deleted within seconds.
+The index stores no texts, so removing a message needs its text. Rows of erased messages are deleted
+within seconds, those of retracted ones when the worker looks for them.
 """
 
 word_index = table(

@@ -1,4 +1,4 @@
-"""Remove messages from the word index: at once, or for erased sessions of SQLite in the background.
+"""Remove messages from the word index: at once, or on SQLite in the background.
 
 SQLite's index stores no texts, so it must be told what it contained.
 """
