@@ -89,7 +89,8 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
         self, ctx: RunContext[Any], *, result: AgentRunResult[Any]
     ) -> AgentRunResult[Any]:
         """Publish the last answer of the run."""
-        await self._windows.record(self._session(ctx), _History(result.all_messages()).chat)
+        history = _History(result.all_messages(), is_over=True)
+        await self._windows.record(self._session(ctx), history.chat)
         return result
 
     def _session(self, ctx: RunContext[Any]) -> Session:
@@ -115,11 +116,12 @@ class _History:
     """The messages of a run, as pieces. Each piece is one chat message, or none.
 
     Pieces without a chat message never leave: the system prompts at the beginning, and the records
-    of the framework about instructions and tools.
+    of the framework about instructions and tools. With `is_over` no model answers the last request.
     """
 
-    def __init__(self, messages: Sequence[ModelMessage]) -> None:
+    def __init__(self, messages: Sequence[ModelMessage], *, is_over: bool = False) -> None:
         self._messages = messages
+        self._is_over = is_over
         self._pieces: list[_Piece] = []
         self._spoken: list[int] = []
 
@@ -147,10 +149,14 @@ class _History:
         """Return whether tools gave a part of a request beside their results.
 
         Pydantic AI makes it a prompt. Those of persons begin a run, or are requests of their own.
+        It merges neighboring requests later, and of a merged one nobody knows who said what.
         """
         message, before = self._messages[source], self._messages[source - 1]
+        after = self._messages[source + 1 : source + 2]
+        is_answered = isinstance(after[0], ModelResponse) if after else not self._is_over
         return (
             source > 0
+            and is_answered
             and isinstance(value, UserPromptPart)
             and any(isinstance(part, ToolReturnPart) for part in message.parts)
             and message.run_id is not None

@@ -212,6 +212,36 @@ async def test_what_a_person_says_while_tools_run_is_a_request(
     assert len(ever) == len(await recorded(system, session_id))
 
 
+@pytest.mark.proves("L2")
+@pytest.mark.parametrize("is_final", [False, True])
+async def test_requests_that_pydantic_ai_merges_later_are_not_published_anew(
+    system: RunningSystem, session_id: str, *, is_final: bool
+) -> None:
+    """It merges what a tool gave and what a person said next when a later run begins."""
+
+    def shoot() -> ToolReturn:
+        if not is_final:
+            run.enqueue("And where is order 7342?")
+        return ToolReturn("Done.", content=["This is the page.", IMAGE])
+
+    shot = ToolCallPart("shoot", {}, "one")
+    script = Script([[shot, *_final(12)] if is_final else [shot], *map(_final, range(3))])
+    agent = agent_of(
+        script, system.nats_url, tools=[shoot], output_type=int, end_strategy="exhaustive"
+    )
+
+    async with agent.iter("Where is order 7341?", conversation_id=session_id) as run:
+        async for _ in run:
+            pass
+    result = run.result
+    for question in ("Really?", "And then?"):
+        history = result.all_messages()
+        result = await agent.run(question, message_history=history, conversation_id=session_id)
+
+    ever = await system.stored("pydantic", session_id, include_retracted=True)
+    assert len(ever) == len(await recorded(system, session_id))
+
+
 async def test_a_final_result_by_a_tool_is_recorded_with_the_call(
     system: RunningSystem, session_id: str
 ) -> None:
