@@ -193,6 +193,8 @@ class Databases:
         async def indexed() -> None:
             while await self.stores.index.index_some():
                 pass
+            while await self.stores.erasures.remove_retracted():
+                pass
 
         self.run(indexed())
 
