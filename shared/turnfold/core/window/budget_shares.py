@@ -21,7 +21,7 @@ LEAST_KEPT: Final = 0.4
 """A trim leaves at least this share, whatever the size of turns."""
 LEAST_BESIDE: Final = 0.1
 """When a request arrives, everything but the system message and this request keeps at least this
-share of the room that both leave, or the share that recall leaves if that is less."""
+share of the room that both leave; recall gets the rest."""
 MOST_TURN_SHARE: Final = 0.25
 """When a request arrives, at most this share of the budget is left free for its turn."""
 SMALL_BUDGET_TOKENS: Final = 6_000
@@ -116,11 +116,8 @@ class WindowLimits(NamedTuple):
 
         Neither is ever cut for recall: if both are large, recall gets less.
         """
-        if not self.makes_room:
-            return self
-        share = min(LEAST_BESIDE, self.arrival_tokens / self.tokens)
-        least = fixed_tokens + int(share * max(0, self.tokens - fixed_tokens))
-        if least <= self.arrival_tokens:
+        least = fixed_tokens + int(LEAST_BESIDE * max(0, self.tokens - fixed_tokens))
+        if not self.makes_room or least <= self.arrival_tokens:
             return self
         # Beside the fixed tokens, a trim goes as deep in proportion as it would without them.
         deeper = self.arrival_target_tokens / max(1, self.arrival_tokens)

@@ -12,7 +12,7 @@ from turnfold.messages import Message, Role
 from turnfold.operations.query.recall_decisions import RecallWish, newest_message
 
 TALK_RATIO: Final = 0.7
-ASKED_TALK_RATIO: Final = 0.1
+ASKED_TALK_RATIO: Final = 0.2
 """If an agent does not act, recall leaves only the first ratio of what it usually leaves.
 
 The second ratio applies if the request has its own query, because its caller asks for the past.
