@@ -84,7 +84,10 @@ def test_a_question_is_no_part_of_the_output(arguments: tuple[str, ...]) -> None
 
 @pytest.mark.proves("O3")
 def test_a_command_that_is_interrupted_ends_though_the_server_is_silent() -> None:
+    # A shell starts what runs in the background with this signal ignored, and so its children.
     program = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from turnfold.client import http
 http.HTTP_SECONDS = 3600
 from turnfold.cli import main
