@@ -241,7 +241,7 @@ async def test_a_service_that_waits_for_the_tables_reports_it_once(database_url:
 
 
 @pytest.mark.proves("O6")
-async def test_a_service_that_waits_tells_that_the_database_cannot_be_reached() -> None:
+async def test_a_service_and_a_migration_tell_that_the_database_cannot_be_reached() -> None:
     waits: list[str] = []
     url = f"postgresql+asyncpg://user@127.0.0.1:{free_port()}/turnfold"
     database = Database(url, writes=False)
@@ -251,12 +251,6 @@ async def test_a_service_that_waits_tells_that_the_database_cannot_be_reached() 
 
     assert ["the database cannot be used now" in reason for reason in waits] == [True]
     await database.close()
-
-
-@pytest.mark.proves("O6")
-async def test_a_migration_of_a_database_that_cannot_be_reached_says_what_to_do() -> None:
-    url = f"postgresql+asyncpg://user@127.0.0.1:{free_port()}/turnfold"
-
     with pytest.raises(StartError, match="start it, or correct TURNFOLD_DATABASE_URL"):
         await upgrade(url)
 

@@ -329,7 +329,7 @@ async def test_every_copy_in_the_stream_is_remembered_until_it_is_gone(
 async def test_of_an_erased_event_the_latest_time_of_its_publication_is_remembered(
     stores: Stores,
 ) -> None:
-    """Whatever stands at its place in the stream since then is another event."""
+    """An event that took its place in the stream after that time is another one."""
     later = NOON + 600_000
     gone = turn(5, user("a"), event_id="a", at_ms=NOON)
     await stores.ingest(gone)

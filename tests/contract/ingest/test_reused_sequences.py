@@ -1,4 +1,4 @@
-"""What comes under the sequences of erased events, from a stream that was restored from an older backup."""
+"""New events under the sequences of erased ones, in a stream restored from an older backup."""
 
 import json
 
