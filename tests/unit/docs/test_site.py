@@ -1,5 +1,6 @@
 """The documentation site: generated pages name what the code has, and nothing is loaded from elsewhere."""
 
+import json
 import re
 import subprocess
 import sys
@@ -159,3 +160,21 @@ def test_what_a_page_links_to_or_loads_from_the_site_is_no_fault(tmp_path: Path)
     )
 
     assert not list(script("check-site").faults(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("place", "boost", "faults"),
+    [
+        ("decisions/0029.html", {}, 1),
+        ("decisions/0029.html", {"boost": 0.3}, 0),
+        ("scale.html", {}, 0),
+    ],
+)
+def test_a_decision_that_a_search_ranks_like_a_page_is_a_fault(
+    tmp_path: Path, place: str, boost: dict[str, float], faults: int
+) -> None:
+    index = {"docs": [{"location": f"{place}#chosen"} | boost]}
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search/search_index.json").write_text(json.dumps(index))
+
+    assert len(list(script("check-site").ranked_too_high(tmp_path))) == faults
