@@ -14,7 +14,7 @@ DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
 """The weight of a match for a message, by its distance in messages."""
 REACH: Final = len(DECAY) - 1
 OWN_WORD, OWN_WORD_OF_SPEAKER = 0.9, 0.5
-"""The additional weight of a match in the message itself, and if the question names a speaker.
+"""The additional weight of a match in the message itself: usually; if a speaker is named.
 
 In a talk between people, another person's question often has the words that an answer lacks.
 """
