@@ -173,7 +173,9 @@ def test_a_list_of_campaigns_that_is_cut_says_so() -> None:
 @pytest.mark.proves("V1")
 async def test_a_window_and_a_comparison_say_how_many_messages_they_list(tmp_path: Path) -> None:
     here = "/console/agents/ada/sessions/s/window"
-    async with serving_parts(tmp_path) as (parts, client), parts.http() as visitor:
+    # Without it, an eviction between the pages would change the windows that they compare.
+    environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "1000"}
+    async with serving_parts(tmp_path, environ=environ) as (parts, client), parts.http() as visitor:
         session = client.session("ada", "s")
         for number in (3, 205):
             await session.turn_completed([{"role": "user", "content": "?"}] * number)
