@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from turnfold.errors import StartError
@@ -32,9 +32,10 @@ def locked_update(directory: Path) -> Generator[None]:
         StartError: the directory, or a file in it, cannot be written.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700, parents=True)
         # On the directory: the files in it are replaced, and a lock would stay with the old file.
-        held = os.open(directory, os.O_RDONLY)
+        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(held, fcntl.LOCK_EX)
             yield

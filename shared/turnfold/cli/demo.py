@@ -92,7 +92,9 @@ def demo(
             )
         else:
             directory = data_dir
-            directory.mkdir(parents=True, exist_ok=True)
+            # Of a file, the log in it says that it is no directory.
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir(parents=True)
         asyncio.run(_demo(recordings, directory))
     if data_dir is not None:
         typer.echo(

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
+from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGINT
 
@@ -193,15 +194,16 @@ async def test_keys_stay_as_they_were_if_the_accounts_cannot_be_written(tmp_path
 
 @pytest.mark.proves("O3")
 @pytest.mark.parametrize("kind", [("new", "worker"), ("token", "--operator")])
+@pytest.mark.parametrize("name", ["file", "file/keys"])
 async def test_a_directory_of_keys_that_cannot_be_written_is_told_with_the_remedy(
-    kind: tuple[str, ...], tmp_path: Path
+    kind: tuple[str, ...], name: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
 
-    ended = await command("keys", *kind, "--dir", str(tmp_path / "file" / "keys"))
+    ended = await command("keys", *kind, "--dir", str(tmp_path / name))
 
     assert (ended.status, ended.out) == (1, "")
-    assert ended.err.startswith(f"turnfold: {tmp_path}/file/keys cannot be written (Not a dir")
+    assert ended.err.startswith(f"turnfold: {tmp_path}/{name} cannot be written (Not a dir")
     assert "name another directory with --dir" in ended.err
 
 
@@ -281,17 +283,23 @@ async def test_a_misspelt_setting_ends_every_command_with_one_line(
 
 
 @pytest.mark.proves("O3")
-def test_a_data_directory_that_cannot_be_made_is_said_with_the_option_that_changes_it(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("up", "--data-dir", "{}"), "{} cannot be used (Not a directory); choose another --dat"),
+        (("up", "--data-dir", "{}/data"), "{}/data cannot be used (Not a directory); choose anot"),
+        (("demo", "--data-dir", "{}"), "{}/demo.log: Not a directory"),
+    ],
+)
+def test_a_data_directory_that_is_a_file_is_said_to_be_no_directory(
+    words: Sequence[str], said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
 
-    ended = turnfold(
-        "up", "--data-dir", str(tmp_path / "file" / "data"), "--nats-port", "0", "--http-port", "0"
-    )
+    ended = turnfold(*(word.format(tmp_path / "file") for word in words))
 
     assert ended.returncode == 1
-    assert ended.stderr.endswith("choose another --data-dir\n")
+    assert ended.stderr.startswith(f"turnfold: {said.format(tmp_path / 'file')}")
     assert len(ended.stderr.splitlines()) == 1
 
 
