@@ -1,9 +1,10 @@
 """A database in trouble says nothing against the events that it cannot store just now."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -15,6 +16,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 
 import turnfold_migrations
 from tests.chaos.crashing_worker import Life, living
+from tests.store_fixtures import new_sqlite
 from turnfold.errors import StartError, Unavailable
 from turnfold.store.database import engine
 from turnfold.store.database.engine import Database
@@ -57,6 +59,25 @@ async def test_what_a_full_or_damaged_disk_refuses_is_no_dead_letter_and_is_stor
             lambda connection: connection.execute(text("SELECT count(*) FROM events")).scalar()
         )
         assert stored
+
+
+@pytest.mark.proves("L1")
+async def test_what_a_damaged_file_refuses_is_no_dead_letter_and_is_stored_once_it_is_whole(
+    tmp_path: Path,
+) -> None:
+    url, path = new_sqlite(tmp_path), tmp_path / "turnfold.db"
+    with closing(sqlite3.connect(path)) as connection:
+        ((page,),) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name='messages'")
+        ((size,),) = connection.execute("PRAGMA page_size")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: (page - 1) * size] + bytes(size) + whole[page * size :])
+
+    async with living(Life(deed="", database_url=url)) as worker:
+        with pytest.raises(Unavailable, match="damaged"):
+            await worker.do("ingest", "1")
+    path.write_bytes(whole)
+    async with living(Life(deed="", database_url=url)) as worker:
+        await worker.do("ingest", "1")
 
 
 @pytest.mark.proves("L1")

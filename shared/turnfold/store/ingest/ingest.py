@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import (
+    DatabaseError,
     DataError,
     IntegrityError,
     InterfaceError,
@@ -81,6 +82,9 @@ class SqlIngestStore:
             OverflowError,
             UnicodeError,
         ) as error:
+            if type(error) is DatabaseError:
+                # Of no kind: SQLite says so of a damaged file, which is no fault of the events.
+                raise Unavailable("the database file is damaged; restore a backup") from error
             raise UnstorableBatch(type(error).__name__) from error
 
     async def mark_ingested(self, ranges_: Sequence[ranges.Range]) -> None:
