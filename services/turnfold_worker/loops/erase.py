@@ -62,6 +62,18 @@ class ErasureRunner(PollingLoop):
 
     async def work(self) -> float:
         """Erase some expired sessions, then delete the rows and the copies of all erased data."""
+        try:
+            wait_seconds = await self._erase_in_database()
+        except Exception:
+            # A damaged index, for one, must not keep erased texts in the stream.
+            with contextlib.suppress(Unavailable):
+                await self._remove_events()
+            raise
+        # Last, and in portions: the stream can take an hour, and the next erasure must not wait.
+        return 0.0 if await self._remove_events() else wait_seconds
+
+    async def _erase_in_database(self) -> float:
+        """Erase expired sessions, rows and words; return the seconds until more is to be done."""
         is_due = time.monotonic() - self._expired_at >= self.expiry_seconds
         are_more_expired = is_due and await self._erase_expired()
         requests = self._requests
@@ -82,9 +94,7 @@ class ErasureRunner(PollingLoop):
             self._must_tidy = not (is_tidy and is_told) or self._requests > requests
             if is_tidy and is_told:
                 self._tidied_requests = requests
-        # Last, and in portions: the stream can take an hour, and the next erasure must not wait.
-        are_left = [await self._store.remove_retracted(), await self._remove_events()]
-        if any(are_left) or are_more_expired:
+        if await self._store.remove_retracted() or are_more_expired:
             return 0.0
         return max(0.0, self._wait_seconds()) if self._must_tidy else self.poll_seconds
 

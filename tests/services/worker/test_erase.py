@@ -17,6 +17,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 from sqlalchemy import NullPool
+from sqlalchemy.exc import DatabaseError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.model_server import running_model_server
@@ -497,6 +498,25 @@ async def test_the_words_of_a_long_retraction_leave_the_index_by_and_by(tmp_path
 
         assert rows(parts.database, words) == []
         assert rows(parts.database, "SELECT id FROM word_index_docsize") == []
+
+
+@pytest.mark.proves("A6")
+async def test_erased_events_leave_the_stream_although_their_words_cannot_leave_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unindexed = "SELECT sid FROM sessions WHERE unindexed_from IS NOT NULL"
+    async with running_parts(tmp_path, environ=ENVIRON) as parts, parts.client() as client:
+        async with parts.running("worker"):
+            await is_stored(parts, await publish(client, KEY, 0, 2))
+            await wait_until(lambda: not rows(parts.database, unindexed), told=parts.words)
+        with contextlib.closing(sqlite3.connect(parts.database)) as database:
+            database.execute("UPDATE word_index_data SET block = x'00' WHERE id > 10")
+            database.commit()
+
+        with pytest.raises(DatabaseError):
+            await expiry(parts, monkeypatch, days_later=31)
+
+        assert await streamed(parts.server.url) == []
 
 
 @pytest.mark.proves("A6", "W5")
