@@ -458,8 +458,9 @@ async def test_a_letter_that_was_cut_is_replayed_from_the_stream_or_is_gone(
 ) -> None:
     monkeypatch.setattr(letters, "SETTLE_SECONDS", 0.0)
     whole = b"x" * 2_000_000
-    await buried(stores, whole, whole)
-    stream = Stream({2: whole})
+    await buried(stores, whole, whole, whole)
+    # Under the number of the third, a stream that was restored has another event.
+    stream = Stream({2: whole, 3: b"y" + whole[1:]})
 
     told = await letters.replay(
         ReplayRequest(all=True), store=stores.letters, stream=stream, now_ms=lambda: NOON
@@ -468,5 +469,6 @@ async def test_a_letter_that_was_cut_is_replayed_from_the_stream_or_is_gone(
     assert [(one["outcome"], one["seq"]) for one in told["dead_letters"]] == [
         ("gone", None),
         ("published", 101),
+        ("gone", None),
     ]
     assert stream.published == [("turn.completed", whole, 2)]

@@ -23,6 +23,10 @@ class StoredDeadLetter(NamedTuple):
         """Whether all published bytes are kept."""
         return len(self.payload) == self.row.size_bytes
 
+    def is_of(self, published: bytes) -> bool:
+        """Whether these are the published bytes."""
+        return len(published) == self.row.size_bytes and published.startswith(self.payload)
+
 
 class DeadLetterStore(Protocol):
     """Read dead letters, and record their replay."""

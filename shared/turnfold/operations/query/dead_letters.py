@@ -121,7 +121,8 @@ async def _replay(
         return ReplayResult(letter, None, "replayed_before")
     # Dead letters keep the beginning only. The stream has the rest, unless it was purged.
     payload = letter.payload if letter.is_whole else await stream.payload_of(letter.row.stream_seq)
-    if payload is None:
+    # In a stream that was restored from an older backup, it may be another event by now.
+    if payload is None or not letter.is_of(payload):
         return ReplayResult(letter, None, GONE)
     seq = await stream.publish_again(letter.row.subject, payload, seq=letter.row.stream_seq)
     await store.replayed(letter.row.dead_letter_id, now_ms=now_ms())
