@@ -5,7 +5,9 @@ import json
 import pytest
 import pytest_asyncio
 
+from tests.contract.query.test_search import ids, indexed
 from tests.store_fixtures import KEY, NOON, Stores, turn, user
+from turnfold.messages import AgentId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.operations.ingest.ingest import ingest
 from turnfold.store.ingest.tombstones import CLOCKS_MS
@@ -33,6 +35,28 @@ async def store(stores: Stores, *deliveries: Delivery) -> None:
 async def places(stores: Stores) -> list[int]:
     found = await stores.history.page(KEY, after_position=0, limit=9)
     return [one.position // 1024 for one in found]
+
+
+@pytest.mark.proves("A6", "F1")
+async def test_a_new_message_is_found_although_the_words_of_an_erased_one_stand_in_its_place(
+    stores: Stores,
+) -> None:
+    bob, eve = (SessionKey(AgentId(name), KEY.session_id) for name in ("bob", "eve"))
+    await stores.ingest(turn(1, user("zebra")), turn(2, user("yak")))
+    await indexed(stores)
+    await stores.changes.erase(KEY, last_seq=2, now_ms=NOON + 10)
+    await stores.delete_rows()
+
+    await stores.ingest(turn(1, user("giraffe"), key=bob))
+    await indexed(stores)
+    # Erased before it is indexed, it leaves nothing to remove besides.
+    await stores.ingest(turn(2, user("okapi"), key=eve))
+    await stores.changes.erase(eve, last_seq=0, now_ms=NOON + 20)
+    await stores.delete_rows()
+
+    for _ in range(2):
+        assert await ids(stores, "giraffe", key=bob) == ["e1#0"]
+        await stores.erasures.tidy()
 
 
 @pytest.mark.proves("L1", "I5")

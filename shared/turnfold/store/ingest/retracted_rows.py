@@ -35,7 +35,8 @@ from turnfold.store.database.statements import PreparedPairs, bulk_update
 from turnfold.store.ingest.batch.counters import note_unindexed
 from turnfold.store.ingest.pairing import retracted_at_ms
 from turnfold.store.ingest.tombstones import in_portions
-from turnfold.store.ingest.word_index.removal import delete_indexed, delete_queued
+from turnfold.store.ingest.word_index.removal import delete_indexed
+from turnfold.store.ingest.word_index.search_index import delete_queued
 
 IN_RESPONSES = [int(Element.ITEM), int(Element.JOINED)]
 _COLUMNS = [column.name for column in messages.c]

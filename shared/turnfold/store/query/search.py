@@ -38,7 +38,7 @@ from turnfold.store.database.message_rows import estimated_length
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
 from turnfold.store.database.word_segments import find_terms, read_index
-from turnfold.store.ingest.word_index.search_index import REMOVED, UNDIVIDED, fts5_term
+from turnfold.store.ingest.word_index.search_index import IS_IN_SQLITE, UNDIVIDED, fts5_term
 from turnfold.store.query.originals import ORIGINALS, fitting_places, length_of, original_of
 from turnfold.store.query.session_head import session_row
 
@@ -176,7 +176,7 @@ def _matching_fts5(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]
     asked = f"({words}) OR {fts5_term(sid, Term(UNDIVIDED))}"
     matches = text("word_index MATCH :asked").bindparams(asked=asked)
     found = select(word_index.c.rowid.label("position")).where(matches)
-    return found.where(word_index.c.rowid.not_in(REMOVED)), word_index.c.rowid
+    return found.where(IS_IN_SQLITE), word_index.c.rowid
 
 
 class _SegmentMatches:

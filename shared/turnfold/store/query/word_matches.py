@@ -40,7 +40,12 @@ from turnfold.store.database.word_segments import (
     rare_terms,
     read_index,
 )
-from turnfold.store.ingest.word_index.search_index import REMOVED, fts5_term, of_session
+from turnfold.store.ingest.word_index.search_index import (
+    IS_IN_SQLITE,
+    REMOVED,
+    fts5_term,
+    of_session,
+)
 from turnfold.store.query.session_order import KnownMask, MoreThan, SessionOrder
 
 LEAST_EXPANDED = 20_000
@@ -60,7 +65,7 @@ _falling = (
         text("word_index MATCH :asked"),
         word_index.c.rowid > _after,
         word_index.c.rowid < _until,
-        word_index.c.rowid.not_in(REMOVED),
+        IS_IN_SQLITE,
     )
     .order_by(word_index.c.rowid.desc())
 )

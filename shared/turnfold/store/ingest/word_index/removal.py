@@ -4,7 +4,6 @@ SQLite's index stores no texts, so it must be told what it contained.
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -33,10 +32,11 @@ from turnfold.store.database.schema import (
 from turnfold.store.database.statements import BulkInsert
 from turnfold.store.ingest.word_index.search_index import (
     CHARACTERS_AT_ONCE,
+    DELETE_SQLITE,
+    IS_IN_SQLITE,
     MESSAGES_AT_ONCE,
     UnindexedMessage,
-    fts5_terms,
-    terms_of_body,
+    removal_of,
 )
 from turnfold.store.ingest.word_index.segment_writer import TERMS_VERSION, remove_from_segments
 
@@ -58,7 +58,7 @@ _EMPTY_SQLITE = (
 )
 _QUEUE = BulkInsert(index_removals, ("sid", "position", "body"))
 _kept_sids = select(sessions.c.sid).where(is_kept)
-_is_indexed = exists().where(word_index.c.rowid == messages.c.position)
+_is_indexed = exists().where(IS_IN_SQLITE, word_index.c.rowid == messages.c.position)
 
 
 async def empty_outdated(database: Database) -> None:
@@ -104,17 +104,8 @@ def delete_indexed(
         _QUEUE.run(connection, [(sid, *row) for row in rows])
     elif rows:
         connection.execute(
-            _DELETE_SQLITE, [_removal(sid, position, body) for position, body in rows]
+            DELETE_SQLITE, [removal_of(sid, position, body) for position, body in rows]
         )
-
-
-def _removal(sid: int, position: int, body: str) -> dict[str, Any]:
-    return {"position": position, "terms": fts5_terms(sid, terms_of_body(json.loads(body)))}
-
-
-_DELETE_SQLITE = text(
-    "INSERT INTO word_index (word_index, rowid, terms) VALUES ('delete', :position, :terms)"
-)
 
 
 def queue_index_removal(connection: Connection, rows: Sequence[tuple[int, int, str]]) -> None:
@@ -124,7 +115,7 @@ def queue_index_removal(connection: Connection, rows: Sequence[tuple[int, int, s
     for long, so `remove_indexed` does it later.
     """
     positions = [position for _, position, _ in rows]
-    are_chosen = word_index.c.rowid.in_(positions)
+    are_chosen = word_index.c.rowid.in_(positions) & IS_IN_SQLITE
     indexed = set(connection.execute(select(word_index.c.rowid).where(are_chosen)).scalars())
     _QUEUE.run(connection, [row for row in rows if row[1] in indexed])
 
@@ -133,16 +124,6 @@ def note_merge(connection: Connection) -> None:
     """Record that words which left SQLite's index are still in the file."""
     marker = insert_for(connection)(index_removals).values(position=MERGE_DUE, sid=0, body="")
     connection.execute(marker.on_conflict_do_nothing())
-
-
-def delete_queued(connection: Connection, positions: Sequence[int]) -> None:
-    """Remove the queued words of messages that come back: they are indexed again."""
-    if connection.dialect.name == "sqlite":
-        are_chosen = index_removals.c.position.in_(positions)
-        columns = (index_removals.c.sid, index_removals.c.position, index_removals.c.body)
-        if rows := connection.execute(select(*columns).where(are_chosen)).all():
-            connection.execute(_DELETE_SQLITE, [_removal(*row) for row in rows])
-            connection.execute(delete(index_removals).where(are_chosen))
 
 
 async def remove_retracted(database: Database, aside: SetAside[int]) -> bool:
@@ -209,7 +190,7 @@ def _removals(queued: Sequence[UnindexedMessage], aside: SetAside[int]) -> list[
     removals: list[dict[str, Any]] = []
     for row in queued:
         try:
-            removals.append(_removal(*row))
+            removals.append(removal_of(*row))
         except Exception as error:  # noqa: BLE001  # of any kind; `add` logs it
             aside.add(row.sid, error)
     return removals
@@ -251,7 +232,7 @@ def _clear(
     )
     positions = set(removed.scalars())
     if rows := [row for row in gone if row["position"] in positions]:
-        connection.execute(_DELETE_SQLITE, rows)
+        connection.execute(DELETE_SQLITE, rows)
     if are_due is None:
         note_merge(connection)
     return bool(rows)

@@ -17,10 +17,12 @@ from sqlalchemy import (
     Connection,
     Integer,
     bindparam,
+    delete,
     exists,
     func,
     literal_column,
     select,
+    text,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import ColumnElement
@@ -56,6 +58,11 @@ _INDEXING = int.from_bytes(sha256(b"turnfold.indexing").digest()[:7])
 """The name of the lock that a worker holds while it indexes."""
 REMOVED = select(index_removals.c.position)
 """The rows of SQLite's index whose words wait for their removal: no lookup finds them."""
+IS_IN_SQLITE = word_index.c.rowid.not_in(REMOVED)
+"""Otherwise the words are those of an erased message, whose position a restored stream reused."""
+DELETE_SQLITE = text(
+    "INSERT INTO word_index (word_index, rowid, terms) VALUES ('delete', :position, :terms)"
+)
 UNDIVIDED = "z"
 """The term of a text with too many terms, which every search of its session reads."""
 
@@ -127,8 +134,8 @@ class _Unindexed:
     On PostgreSQL, `indexed` is the list of positions that are in segments.
     """
 
-    def __init__(self, key: ColumnElement[int], *more: str) -> None:
-        indexed = exists().where(key == messages.c.position)
+    def __init__(self, is_indexed: ColumnElement[bool], *more: str) -> None:
+        indexed = exists().where(is_indexed)
         of_session = (messages.c.sid == bindparam("of_sid")) & (
             messages.c.position >= bindparam("first")
         )
@@ -189,8 +196,8 @@ class _Unindexed:
 _indexed_positions = func.unnest(bindparam("indexed", type_=postgresql.ARRAY(BigInteger)))
 _in_segments = select(_indexed_positions.label("position")).subquery("in_segments")
 _UNINDEXED = {
-    "sqlite": _Unindexed(word_index.c.rowid),
-    "postgresql": _Unindexed(_in_segments.c.position, "indexed"),
+    "sqlite": _Unindexed(IS_IN_SQLITE & (word_index.c.rowid == messages.c.position)),
+    "postgresql": _Unindexed(_in_segments.c.position == messages.c.position, "indexed"),
 }
 _DUE = Prepared(
     select(sessions.c.sid, sessions.c.unindexed_from)
@@ -277,6 +284,22 @@ def fts5_terms(sid: int, message_terms: Iterable[str]) -> str:
     return " ".join([of_this + term for term in message_terms])
 
 
+def removal_of(sid: int, position: int, body: str) -> dict[str, Any]:
+    """Return the values with which `DELETE_SQLITE` removes a message."""
+    return {"position": position, "terms": fts5_terms(sid, terms_of_body(json.loads(body)))}
+
+
+def delete_queued(connection: Connection, positions: Sequence[int]) -> None:
+    """Remove the queued words at these positions, where messages are indexed anew."""
+    if connection.dialect.name == "sqlite":
+        # Without a body, a worker before revision 1013 has removed the words.
+        are_chosen = index_removals.c.position.in_(positions) & (index_removals.c.body != "")
+        columns = (index_removals.c.sid, index_removals.c.position, index_removals.c.body)
+        if rows := connection.execute(select(*columns).where(are_chosen)).all():
+            connection.execute(DELETE_SQLITE, [removal_of(*row) for row in rows])
+            connection.execute(delete(index_removals).where(are_chosen))
+
+
 def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessage]]) -> list[int]:
     """Add new terms and lines, and record from where these sessions wait now.
 
@@ -314,6 +337,7 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessag
                 ],
             )
         if connection.dialect.name == "sqlite":
+            delete_queued(connection, absent)
             terms_here = added.get(sid, {}).items()
             _INSERT_SQLITE.run(
                 connection, [(position, fts5_terms(sid, found)) for position, found in terms_here]
