@@ -1,12 +1,16 @@
 """Reports of usage whose copies stand earlier in the stream, in every store."""
 
+from itertools import permutations
+from math import factorial
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
 from tests.store_fixtures import KEY, NOON, Stores, assistant, reported, retracted, turn, user
-from turnfold.store.database.schema import sessions
+from turnfold.messages import AgentId, SessionKey
+from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.database.schema import sessions, usage_reports
 
 MODEL = "acme/small-1"
 USAGE = {"prompt_tokens": 20_000}
@@ -88,3 +92,72 @@ async def test_a_report_counts_again_after_the_retraction_moved_before_it_unless
     await stores.ingest(retracted(3, "e1#0", event_id="r"))
 
     assert (await stores.history.counts(KEY)).reported_tokens == tokens
+
+
+ANSWERED, ASKED = (user("a"), assistant("b")), (user("c"), assistant("d"))
+NAMES: dict[str, Any] = {"message_id": "e1#1"}
+
+
+@pytest.mark.proves("L2", "L3", "T4")
+@pytest.mark.parametrize(
+    ("stream", "places"),
+    [
+        # Two reports of one answer: the first one counts.
+        (
+            [
+                turn(1, *ANSWERED, event_id="e1"),
+                reported(3, MODEL, event_id="r", usage=USAGE, **NAMES),
+                reported(4, MODEL, event_id="s", usage={"prompt_tokens": 7}, **NAMES),
+            ],
+            {(1, 1): 20_000},
+        ),
+        # The answer comes again after the report.
+        (
+            [
+                turn(2, *ANSWERED, event_id="e1"),
+                reported(3, MODEL, event_id="r", usage=USAGE, **NAMES),
+                turn(5, *ANSWERED, event_id="e1"),
+            ],
+            {(2, 1): 20_000},
+        ),
+        # The report comes again after the answer, before which it stands.
+        (
+            [
+                reported(2, MODEL, event_id="r", usage=USAGE, **NAMES),
+                turn(3, *ANSWERED, event_id="e1"),
+                reported(4, MODEL, event_id="r", usage=USAGE, **NAMES),
+            ],
+            {(2, 0): 20_000},
+        ),
+        # A retraction of what stands behind the answer voids no report of it.
+        (
+            [
+                turn(1, *ANSWERED, event_id="e1"),
+                turn(2, *ASKED, event_id="e2"),
+                reported(3, MODEL, event_id="r", usage=USAGE, **NAMES),
+                retracted(4, "e2#0", event_id="q"),
+            ],
+            {(1, 1): 20_000},
+        ),
+    ],
+)
+async def test_reports_stand_in_every_order_of_arrival_where_the_stream_says(
+    stores: Stores, stream: list[DecodedEvent], places: dict[tuple[int, int], int]
+) -> None:
+    """Each order is that of another agent, and of later sequences."""
+    columns = (usage_reports.c.agent_id, usage_reports.c.position, usage_reports.c.prompt_tokens)
+    for number, order in enumerate(permutations(stream)):
+        key, before = SessionKey(AgentId(f"ada-{number}"), KEY.session_id), 10 * number
+        for event in order:
+            await stores.ingest(event._replace(key=key, stream_seq=before + event.stream_seq))
+
+    found = await stores.database.snapshot(
+        lambda connection: connection.execute(select(*columns)).all()
+    )
+    assert {
+        (agent_id, *divmod(position, 1024)): tokens for agent_id, position, tokens in found
+    } == {
+        (f"ada-{number}", 10 * number + seq, index): tokens
+        for number in range(factorial(len(stream)))
+        for (seq, index), tokens in places.items()
+    }

@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Integer,
     String,
     bindparam,
     case,
+    delete,
     func,
     literal_column,
     or_,
@@ -184,6 +186,14 @@ _ANSWER = Prepared(
     ),
     ("agent_id", "event_id", "of_sid", "before", "of_index"),
 )
+_WAITING = Prepared(
+    select(usage_reports).where(
+        usage_reports.c.sid == bindparam("of_sid"),
+        usage_reports.c.position >= bindparam("since"),
+        usage_reports.c.message_id.is_not(None),
+    ),
+    ("of_sid", "since"),
+)
 _IS_REPORTED = Prepared(
     select(usage_reports.c.position).where(
         usage_reports.c.sid == bindparam("of_sid"), usage_reports.c.position == bindparam("at")
@@ -193,7 +203,10 @@ _IS_REPORTED = Prepared(
 
 
 class NamedReport(NamedTuple):
-    """A row of `usage_reports`; `position` is that of the event where no answer is named."""
+    """A row of `usage_reports`; `position` is that of the event where no answer stands before it.
+
+    `message_id` is the answer that the report names, until that is known.
+    """
 
     sid: int
     position: int
@@ -201,38 +214,49 @@ class NamedReport(NamedTuple):
     model: str
     prompt_tokens: int
     at_ms: int
+    message_id: str | None = None
 
 
 INSERT_REPORTS = BulkInsert(usage_reports, NamedReport._fields)
 
 
-def insert_named_reports(connection: Connection, named: Iterable[tuple[str, NamedReport]]) -> None:
+def insert_named_reports(connection: Connection, named: Iterable[NamedReport]) -> None:
     """Insert reports of usage, each where the answer stands whose message id it names.
 
-    The answer must stand before the report in the stream; otherwise the report keeps its own place.
-    A second report of one answer is left out. If it is a copy that was published earlier, its time
-    counts.
+    The answer must stand before the report in the stream; otherwise the report keeps its own place,
+    and `place_waiting_reports` moves it if such an answer is stored later. Of several reports of
+    one answer, the earliest counts.
     """
-    for message_id, report in named:
-        position = _answer_of(connection, message_id, report)
+    for report in named:
+        position = answer_of(connection, report)
         if position is None:
             INSERT_REPORTS.run(connection, [report])
         elif not _IS_REPORTED.rows(connection, report.sid, position):
-            INSERT_REPORTS.run(connection, [report._replace(position=position)])
+            INSERT_REPORTS.run(connection, [report._replace(position=position, message_id=None)])
         else:
-            is_copied = (
-                (usage_reports.c.sid == report.sid)
-                & (usage_reports.c.position == position)
-                & (usage_reports.c.model == report.model)
-                & (usage_reports.c.prompt_tokens == report.prompt_tokens)
-                & (usage_reports.c.at_ms > report.at_ms)
-            )
-            connection.execute(update(usage_reports).where(is_copied).values(at_ms=report.at_ms))
+            is_later = is_at(report.sid, position) & (usage_reports.c.at_ms > report.at_ms)
+            values = {name: getattr(report, name) for name in ("model", "prompt_tokens", "at_ms")}
+            connection.execute(update(usage_reports).where(is_later).values(values))
 
 
-def _answer_of(connection: Connection, message_id: str, report: NamedReport) -> int | None:
-    """Return the position of the answer with this message id; None if it is not known."""
-    place = named_place(message_id)
+def place_waiting_reports(connection: Connection, agent_id: str, sid: int, seq: int) -> None:
+    """Move the reports of a session to the answers that were stored late, from a sequence on."""
+    for row in _WAITING.rows(connection, sid, position_of(seq, 0)):
+        # Anew, although a retraction may have voided it: the batch applies later ones afterwards.
+        report = NamedReport(*row)._replace(agent_id=agent_id)
+        if answer_of(connection, report) is not None:
+            connection.execute(delete(usage_reports).where(is_at(sid, report.position)))
+            insert_named_reports(connection, [report])
+
+
+def is_at(sid: int, position: int) -> ColumnElement[bool]:
+    """Return the condition for the report at a place."""
+    return (usage_reports.c.sid == sid) & (usage_reports.c.position == position)
+
+
+def answer_of(connection: Connection, report: NamedReport) -> int | None:
+    """Return the position of the answer that a report names; None if none stands before it."""
+    place = named_place(report.message_id or "")
     if place is None:
         return None
     (event_id, index), seq = place, report.position // MESSAGES_PER_EVENT

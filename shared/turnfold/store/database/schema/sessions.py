@@ -247,6 +247,8 @@ usage_reports = Table(
     Column("model", Text, nullable=False),
     Column("prompt_tokens", Big, nullable=False),
     Column("at_ms", Big, nullable=False),
+    # The answer that it names, while none such is stored before it; then it stands with its event.
+    Column("message_id", Text),
     # Learning: the newest reports of one model that one agent uses.
     Index("ix_usage_reports_model", "agent_id", "model", "position"),
     sqlite_with_rowid=False,

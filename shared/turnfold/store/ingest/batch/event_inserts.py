@@ -14,6 +14,7 @@ from turnfold.store.database.message_rows import (
     PLAIN_CONSTANTS,
     STORED,
     add_message_rows,
+    named_place,
     storable_key,
 )
 from turnfold.store.database.schema import events, messages, tool_calls
@@ -23,7 +24,12 @@ from turnfold.store.ingest.batch.stored_events import first_two
 from turnfold.store.ingest.model_windows import INSERT_LIMITS
 from turnfold.store.ingest.pairing import Touched
 from turnfold.store.ingest.retraction import INSERT_RETRACTIONS
-from turnfold.store.ingest.usage import INSERT_REPORTS, NamedReport, insert_named_reports
+from turnfold.store.ingest.usage import (
+    INSERT_REPORTS,
+    NamedReport,
+    insert_named_reports,
+    place_waiting_reports,
+)
 
 _INSERT_EVENTS = BulkInsert(
     events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope")
@@ -42,7 +48,8 @@ class EventRows:
     `plain` are messages with the columns of `PLAIN` alone, which are most of them.
 
     `touched` are the call ids whose pairing may change. `limited` are the sessions whose windows
-    may change. Mutable: rows of all events are collected in lists, and each list is one statement.
+    may change, and `late` the first new sequences of those that have later reports. Mutable: rows
+    of all events are collected in lists, and each list is one statement.
     """
 
     events: list[_Row] = field(default_factory=list)
@@ -50,11 +57,12 @@ class EventRows:
     messages: list[_Row] = field(default_factory=list)
     calls: list[_Row] = field(default_factory=list)
     reports: list[_Row] = field(default_factory=list)
-    named: list[tuple[str, NamedReport]] = field(default_factory=list)
+    named: list[NamedReport] = field(default_factory=list)
     limits: list[_Row] = field(default_factory=list)
     retractions: list[_Row] = field(default_factory=list)
     touched: set[Touched] = field(default_factory=set)
     limited: set[SessionKey] = field(default_factory=set)
+    late: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -69,6 +77,9 @@ class EventRows:
             rows.events.append(
                 (key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope)
             )
+            if arrival.messages and seq < session.reported_seq:
+                place = (key.agent_id, sid)
+                rows.late[place] = min(seq, rows.late.get(place, seq))
             others = len(rows.messages)
             add_message_rows(arrival, sid, rows.plain, rows.messages)
             if arrival.model:
@@ -106,6 +117,8 @@ class EventRows:
             insert.run(connection, values)
         # After all messages, because the answer that a report names may be in this batch.
         insert_named_reports(connection, self.named)
+        for (agent_id, sid), seq in self.late.items():
+            place_waiting_reports(connection, agent_id, sid, seq)
 
     def _add_reports(self, arrival: DecodedEvent, model: str, session: SessionRow) -> None:
         """Add what the provider said: the usage of the answer, and the window of the model."""
@@ -118,10 +131,10 @@ class EventRows:
                 self.limited.add(key)
             report = NamedReport(sid, position_of(seq, answer), key.agent_id, model, tokens, at_ms)
             message_id = arrival.reported.message_id if arrival.reported else None
-            if message_id is None:
+            if message_id is None or named_place(message_id) is None:
                 self.reports.append(report)
             else:
-                self.named.append((message_id, report))
+                self.named.append(report._replace(message_id=message_id))
         if arrival.reported and arrival.reported.limit_tokens:
             self.limited.add(key)
             self.limits.append((sid, seq, model, arrival.reported.limit_tokens, at_ms))

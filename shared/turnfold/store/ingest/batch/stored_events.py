@@ -43,6 +43,7 @@ from turnfold.store.database.schema import (
 )
 from turnfold.store.database.statements import BulkInsert, PreparedPairs, bulk_update
 from turnfold.store.ingest.tombstones import in_portions
+from turnfold.store.ingest.usage import NamedReport, answer_of, is_at
 from turnfold.store.ingest.word_index.removal import delete_indexed
 
 _pairs = PreparedPairs.pairs
@@ -314,7 +315,13 @@ def _move_reports(connection: Connection, span: EventSpan, arrival: DecodedEvent
     """Move the reports about answers of an event, but delete its own, which is stored again."""
     of_event, position = span.rows_of(usage_reports), usage_reports.c.position
     if arrival.report is not None and arrival.answer is not None:
-        is_own = of_event & (position == span.first + arrival.answer)
+        own, tokens = span.first + arrival.answer, arrival.report.prompt_tokens
+        named = arrival.reported.message_id if arrival.reported else None
+        report = NamedReport(span.sid, own, arrival.key.agent_id, "", tokens, 0, named)
+        is_own = is_at(span.sid, own)
+        if (answer := answer_of(connection, report)) is not None:
+            # The earliest report of the answer stands there, which may be another one.
+            is_own |= is_at(span.sid, answer) & (usage_reports.c.prompt_tokens == tokens)
         connection.execute(delete(usage_reports).where(is_own))
     first = position_of(arrival.stream_seq, 0)
     moved = update(usage_reports).where(of_event).values(position=position + (first - span.first))
