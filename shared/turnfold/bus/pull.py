@@ -34,6 +34,8 @@ FRESH_SECONDS = 1.0
 
 The sum of this and two intervals is well below the 5 seconds of `ack_wait`.
 """
+AWAY_SECONDS = 10.0
+"""The time after which a message comes again for which there was no room."""
 LOOK_SECONDS = 0.5
 DRAIN_SECONDS = 2.0
 MISSING_SECONDS = 30.0
@@ -226,10 +228,10 @@ class PullConsumer:
         self._asked_for(self._asked - 1, self._asked_bytes - len(message.data))
         self._held[id(message)] = (message, self._heard)
         self._held_bytes += len(message.data)
-        if is_repeated(message):
-            self._repeated.add(message, self._heard)
-        else:
+        if not is_repeated(message):
             self._waiting.append(message)
+        elif not self._repeated.add(message, self._heard):
+            await self.nack([message], delay_seconds=AWAY_SECONDS)
         self._arrived.set()
 
     async def _on_status(self, message: Msg) -> None:

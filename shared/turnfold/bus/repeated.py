@@ -1,7 +1,7 @@
 """Messages that were delivered often: one of them may fail or end each process that handles it."""
 
 import random
-from collections import deque
+from collections import Counter, deque
 from typing import Final
 
 from nats.aio.msg import Msg
@@ -10,6 +10,10 @@ OFTEN: Final = 3
 """A message that was delivered more often than this may be the cause."""
 PAUSE_SECONDS: Final = 2.0
 """The time that other messages have before the first of these, which may end the process."""
+MOST_BYTES: Final = 4 * 1024 * 1024
+"""The most bytes of one subject that wait. If all of a session fail, others need the room."""
+LEAST_BYTES: Final = 4 * 1024
+"""A smaller message counts as so many, which limits their number to a thousand."""
 ACK_TOKENS: Final = 9
 MOST_DIGITS: Final = 19
 
@@ -51,21 +55,27 @@ class RepeatedMessages:
     """Messages that were delivered often, of which a few are taken at a time.
 
     A batch comes back whole if one of its messages fails, or ends the process. So one is taken at
-    first, and twice as many after each batch that was stored.
+    first, and twice as many after each batch that was stored, of each subject in turn: all messages
+    of a session may fail.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[Msg] = deque()
         self._taken: dict[int, Msg] = {}
         """By their ids, which other messages could have if these were not kept."""
+        self._bytes: Counter[str] = Counter()
         self._most = 1
         self._due_at = 0.0
 
-    def add(self, message: Msg, now: float) -> None:
-        """Add a message."""
+    def add(self, message: Msg, now: float) -> bool:
+        """Add a message, unless many of its subject wait; return whether it was added."""
+        if self._bytes[message.subject] >= MOST_BYTES:
+            return False
         if not self._waiting:
             self._due_at = now + PAUSE_SECONDS
         self._waiting.append(message)
+        self._bytes[message.subject] += max(len(message.data), LEAST_BYTES)
+        return True
 
     def due_in(self, now: float) -> float | None:
         """Return the seconds until some may be taken; None if none wait, or some are taken."""
@@ -75,7 +85,18 @@ class RepeatedMessages:
         """Return some messages; see `PullConsumer.take`."""
         # At random, because otherwise all messages behind the faulty one would wait forever.
         random.shuffle(self._waiting)
+        turns: Counter[str] = Counter()
+
+        def turn_of(message: Msg) -> int:
+            turns[message.subject] += 1
+            return turns[message.subject]
+
+        self._waiting = deque(sorted(self._waiting, key=turn_of))
         taken = oldest_of(self._waiting, min(most, self._most), most_bytes)
+        for message in taken:
+            self._bytes[message.subject] -= max(len(message.data), LEAST_BYTES)
+        # Without those of which none wait.
+        self._bytes = +self._bytes
         self._taken = {id(message): message for message in taken}
         return taken
 
@@ -94,4 +115,5 @@ class RepeatedMessages:
         """Return all messages that wait."""
         waiting = [*self._waiting]
         self._waiting.clear()
+        self._bytes.clear()
         return waiting

@@ -80,7 +80,8 @@ INGEST = ConsumerConfig(
     ack_wait=5.0,
     # An event that can never be stored becomes a dead letter. Giving up on others would lose them.
     max_deliver=-1,
-    max_ack_pending=20_000,
+    # Also those that are retried without limit. Each worker holds fewer.
+    max_ack_pending=100_000,
 )
 _STREAM_FIELDS = (
     "subjects",

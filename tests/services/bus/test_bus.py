@@ -64,7 +64,7 @@ async def test_streams_and_consumer_are_as_the_contract_says(client: Client) -> 
         consumer.ack_wait,
         consumer.max_deliver,
         consumer.max_ack_pending,
-    ) == ("explicit", 5, -1, 20_000)
+    ) == ("explicit", 5, -1, 100_000)
     assert await config_differences(client) == []
     assert created == await stream_created(client)
     assert created.endswith("Z")

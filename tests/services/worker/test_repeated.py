@@ -1,5 +1,6 @@
 """An event that makes each transaction fail, or ends each worker, keeps no other from being stored."""
 
+import asyncio
 import contextlib
 import sqlite3
 from pathlib import Path
@@ -11,7 +12,7 @@ from nats.aio.msg import Msg
 from tests.running_system import Parts, rows, wait_until
 from tests.worker_scenario import SMALL, Day, day, turn
 from turnfold.bus import repeated
-from turnfold.bus.pull import PullConsumer
+from turnfold.bus.pull import AHEAD_BYTES, PullConsumer
 from turnfold.bus.repeated import OFTEN, RepeatedMessages, is_repeated
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.nats_client.connection import NatsClient
@@ -110,9 +111,35 @@ async def test_events_that_end_each_worker_keep_no_other_from_being_stored(
     assert not stored & fatal
 
 
-def repeated_message(deliveries: str, body: bytes = b"x") -> Msg:
+@pytest.mark.proves("I5")
+async def test_a_session_of_which_no_event_can_be_stored_leaves_room_for_others(
+    bus: Client,
+) -> None:
+    stored = 0
+    consuming = NatsClient()
+    await consuming.connect(str(bus.connected_url.geturl()) if bus.connected_url else "")
+    pull = PullConsumer(consuming, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
+    for _ in range(2 * AHEAD_BYTES // 1_000_000):
+        await bus.jetstream().publish("turn.completed.a.faulty", bytes(1_000_000))
+    await pull.start()
+
+    async with asyncio.timeout(20):
+        while stored < 40:
+            await bus.jetstream().publish("turn.completed.a.s", b"")
+            batch = await pull.take(2_000)
+            if any(message.data for message in batch):
+                await pull.nack(batch, delay_seconds=0.05)
+            else:
+                await pull.acknowledge(batch)
+                stored += len(batch)
+
+    await pull.stop()
+    await consuming.close()
+
+
+def repeated_message(deliveries: str, body: bytes = b"x", subject: str = "turn.completed") -> Msg:
     reply = f"$JS.ACK.{EVENTS_STREAM}.{EVENTS_CONSUMER}.{deliveries}.7.9.1760000000000000000.0"
-    return Msg(Client(), subject="turn.completed", reply=reply, data=body)
+    return Msg(Client(), subject=subject, reply=reply, data=body)
 
 
 def test_a_message_that_came_often_is_told_in_either_form_of_its_reply_and_whoever_wrote_it() -> (
@@ -150,3 +177,23 @@ def test_twice_as_many_are_taken_after_each_batch_that_was_stored_and_one_after_
     waiting.settle(repeated_message("4"), 0.0, is_stored=False)
     assert waiting.due_in(100.0) is None
     assert len(waiting.clear()) == 40 - sum(sizes) - 3
+
+
+@pytest.mark.proves("I5")
+def test_of_a_subject_a_thousand_messages_or_4_mb_wait_and_other_subjects_have_their_turn() -> None:
+    waiting = RepeatedMessages()
+
+    added = [waiting.add(repeated_message("4"), 0.0) for _ in range(1_030)]
+    large = [waiting.add(repeated_message("4", bytes(3 << 20), "large"), 0.0) for _ in range(3)]
+    others = {waiting.add(repeated_message("4", subject=f"s{number}"), 0.0) for number in range(9)}
+    taken: list[str] = []
+    for _ in range(4):
+        messages = waiting.take(2_000, 32 << 20)
+        taken += [message.subject for message in messages]
+        waiting.settle(messages[0], 0.0, is_stored=True)
+
+    assert (added.count(True), large, others) == (1_024, [True, True, False], {True})
+    # 1, 2, 4 and 8 messages: one of each subject each time.
+    assert set(taken) >= {f"s{number}" for number in range(9)}
+    assert taken.count("turn.completed") <= 6
+    assert waiting.add(repeated_message("4"), 0.0) == ("turn.completed" in taken)
