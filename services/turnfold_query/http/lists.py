@@ -46,9 +46,15 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
     )
     async def get_dead_letters(
         after: Annotated[int, Query(ge=0, le=MOST_INT64)] = 0,
+        before: Annotated[
+            int | None,
+            Query(ge=1, le=MOST_INT64, description="Newest first, those with lower numbers."),
+        ] = None,
         limit: Limit = 100,
     ) -> Response:
-        return json_response(await history.dead_letters(after=after, limit=limit, store=histories))
+        return json_response(
+            await history.dead_letters(after=after, before=before, limit=limit, store=histories)
+        )
 
     @app.get(
         "/v1/deadletters/{dead_letter_id}",

@@ -232,12 +232,13 @@ async def test_an_empty_page_of_a_list_does_not_say_that_the_list_is_empty(tmp_p
     here = "/console/agents/ada/sessions/s"
     environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
     async with serving_parts(tmp_path, environ=environ) as (parts, client), parts.http() as visitor:
-        await parts.publish("turn.completed.ada.s", b"no event")
+        for body in (b"no event", b"nor this"):
+            await parts.publish("turn.completed.ada.s", body)
         await filled(client, 30)
         pages = [
             (await visitor.get(path)).text
             for path in (
-                "/console/dead-letters?after=9",
+                "/console/dead-letters?before=1",
                 f"{here}/compactions?before=1",
                 "/console/sessions?agent=ada&prefix=x",
             )
@@ -248,6 +249,7 @@ async def test_an_empty_page_of_a_list_does_not_say_that_the_list_is_empty(tmp_p
         ]
 
     assert ["<tbody>" in page for page in pages + whole] == [False] * 3 + [True] * 3
+    assert re.findall(r'href="/console/dead-letters/(\d+)"', whole[0]) == ["2", "1"]
     for said in ("Every event was stored", "Nothing has left the window", "No sessions yet"):
         assert not any(said in page for page in pages + whole), said
 

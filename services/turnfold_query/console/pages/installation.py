@@ -117,16 +117,15 @@ async def jobs(view: PageView) -> Response:
 
 
 async def dead_letters(view: PageView) -> Response:
-    """Show the events that could not be stored."""
-    after = view.whole("after", most=MOST_INT64) or 0
-    letters = (await view.visitor.api.get("/v1/deadletters", after=after, limit=PAGE))[
-        "dead_letters"
-    ]
+    """Show the events that could not be stored, newest first."""
+    before = view.whole("before", most=MOST_INT64)
+    listed = await view.visitor.api.get("/v1/deadletters", before=before or MOST_INT64, limit=PAGE)
+    letters = listed["dead_letters"]
     return view.page(
         "dead_letters.html",
         letters=letters,
-        after=after,
-        next_after=letters[-1]["dead_letter_id"] if len(letters) == PAGE else None,
+        before=before,
+        next_before=letters[-1]["dead_letter_id"] if len(letters) == PAGE else None,
     )
 
 

@@ -33,7 +33,7 @@ class DeadLetterEntry(Answer):
 
 
 class DeadLetterListAnswer(Answer):
-    """A page of dead letters, oldest first."""
+    """A page of dead letters, oldest first; with `before`, newest first."""
 
     model_config = example(
         dead_letters=[

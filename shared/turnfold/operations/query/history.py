@@ -250,13 +250,12 @@ async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) 
     return {"audit": rows_json, "end": (end or NO_ROWS)._asdict()}
 
 
-async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[str, Any]:
+async def dead_letters(
+    *, after: int, before: int | None = None, limit: int, store: HistoryStore
+) -> dict[str, Any]:
     """Return events that could not be stored."""
-    return {
-        "dead_letters": [
-            dead_letter_json(row) for row in await store.dead_letters(after=after, limit=limit)
-        ]
-    }
+    rows = await store.dead_letters(after=after, before=before, limit=limit)
+    return {"dead_letters": [dead_letter_json(row) for row in rows]}
 
 
 def dead_letter_json(row: DeadLetterRow) -> dict[str, Any]:

@@ -250,14 +250,14 @@ class SqlHistoryStore:
 
         return await self._database.snapshot(read)
 
-    async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]:
-        """Return dead letters after an id, oldest first."""
-        chosen = (
-            select(*DEAD)
-            .where(dead_letters.c.dead_letter_id > after)
-            .order_by(dead_letters.c.dead_letter_id)
-            .limit(limit)
-        )
+    async def dead_letters(
+        self, *, after: int, before: int | None = None, limit: int
+    ) -> Sequence[DeadLetterRow]:
+        """Return dead letters after an id, oldest first; with `before`, the newest before that."""
+        number = dead_letters.c.dead_letter_id
+        chosen = select(*DEAD).where(number > after).order_by(number).limit(limit)
+        if before is not None:
+            chosen = chosen.where(number < before).order_by(None).order_by(number.desc())
         return await self._database.snapshot(
             lambda connection: [DeadLetterRow(*row) for row in connection.execute(chosen)]
         )
