@@ -121,12 +121,26 @@ class PortalClient:
         Raises:
             Unavailable: no server answers, or this client is closed.
         """
+        return await self.perform(lambda: self._with_client(work), on_lost=on_lost)
+
+    async def perform(
+        self,
+        work: Callable[[], Coroutine[Any, Any, Result]],
+        *,
+        on_lost: Callable[[Result], object] = lambda _: None,
+    ) -> Result:
+        """Run a coroutine in the client's own loop; see `use`. Nothing is connected for it.
+
+        Raises:
+            Unavailable: as the coroutine, and if this client is closed.
+        """
         caller = asyncio.get_running_loop()
         result: asyncio.Future[Result] = caller.create_future()
         tasks: list[asyncio.Task[Result]] = []
 
         def begin() -> None:
-            tasks.append(asyncio.create_task(self._with_client(work)))
+            tasks.append(asyncio.create_task(work()))
+            self._working.add(tasks[0])
             tasks[0].add_done_callback(end)
 
         def cancel() -> None:
@@ -134,6 +148,7 @@ class PortalClient:
             tasks[0].cancel()
 
         def end(task: asyncio.Task[Result]) -> None:
+            self._working.discard(task)
             try:
                 caller.call_soon_threadsafe(_hand_over, task, result, on_lost)
             except RuntimeError:
@@ -231,19 +246,8 @@ class PortalClient:
             and (self._connecting.cancelled() or self._connecting.exception() is not None)
         ):
             self._connecting = asyncio.create_task(self._connect())
-        task = asyncio.current_task()
-        assert task is not None
-        self._working.add(task)
-        try:
-            # Shielded: the others wait for the same connection.
-            return await work(await asyncio.shield(self._connecting))
-        except asyncio.CancelledError:
-            # `_disconnect` has canceled this task. For the caller that is no cancellation.
-            if self._is_closed:
-                raise Unavailable(CLOSED) from None
-            raise
-        finally:
-            self._working.discard(task)
+        # Shielded: the others wait for the same connection.
+        return await work(await asyncio.shield(self._connecting))
 
     async def _connect(self) -> Client:
         self._client = await self._stack.enter_async_context(connect(self._url, **self._options))
@@ -274,7 +278,8 @@ def _hand_over(
     if result.done():
         _lose(task, on_lost)
     elif task.cancelled():
-        result.cancel()
+        # `_disconnect` has canceled it. For the caller that is no cancellation.
+        result.set_exception(Unavailable(CLOSED))
     elif (error := task.exception()) is not None:
         result.set_exception(error)
     else:

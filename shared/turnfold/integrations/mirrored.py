@@ -219,6 +219,19 @@ class MirroredWindows:
         """
         if time.monotonic() < self._away_until:
             return None
+        try:
+            # In a loop of its own: a tool or an import may block that of the host for longer.
+            return await self._client.perform(lambda: self._attempted(listed, work))
+        except Unavailable as error:
+            # Of a client that was closed.
+            self.warn(str(error))
+            return None
+
+    async def _attempted(
+        self,
+        listed: Callable[[], Sequence[Item]],
+        work: Callable[[Sequence[Item]], Awaitable[Result]],
+    ) -> Result | None:
         reason = (
             f"no answer within {self._patience_seconds:g} s; "
             "start a system with `turnfold up`, or set TURNFOLD_NATS_URL"

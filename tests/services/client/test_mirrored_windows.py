@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -137,6 +138,22 @@ async def test_nothing_of_a_list_with_a_message_that_nests_too_deep_is_published
         await newest_messages(session, 1, wait_ms=5_000)
 
         assert await windows.missing(["first", "deep"]) == {"deep"}
+
+
+@pytest.mark.proves("R3")
+async def test_a_loop_that_something_else_blocks_gets_its_window_all_the_same(
+    tmp_path: Path,
+) -> None:
+    """LiteLLM imports modules for seconds after its first call, and tools may block as well."""
+    async with working(tmp_path) as (url, _), portal(url) as own:
+        windows = MirroredWindows("ada", client=own, patience_seconds=2)
+        await windows.shown(windows.session("warm"), lambda: [USER], list)
+
+        asked = asyncio.create_task(windows.shown(windows.session("s"), lambda: [USER], list))
+        await asyncio.sleep(0)
+        time.sleep(3)  # noqa: ASYNC251  # as something else does
+
+        assert await asked == [Shown(0, None)]
 
 
 @pytest.mark.proves("X2")
