@@ -22,6 +22,7 @@ from turnfold.client.mirror import mirror
 from turnfold.client.mirrored_list import are_distinguishable
 from turnfold.errors import BadRequest, CannotFit, NotAllowed, Unavailable
 from turnfold.integrations.clients import carried_messages, client_of, fitting_window
+from turnfold.messages import META_MARK
 
 PATIENCE_SECONDS: Final = 5.0
 """How long one call of a model waits at most for its window, by default."""
@@ -325,7 +326,12 @@ _KINDS = ("image", "audio", "video")
 
 async def _record(session: Session, messages: Sequence[Chat]) -> None:
     # A stored place stays true: from an edited message on, all are published anew with theirs.
-    await mirror(session, messages, shape=None, carry=range(len(messages)))
+    await mirror(session, messages, carry=range(len(messages)), identity=_without_mark)
+
+
+def _without_mark(message: Chat) -> Chat:
+    # A host may tell who wrote a message only while it is new.
+    return {name: value for name, value in message.items() if name != META_MARK}
 
 
 def _shown(window: Window) -> list[Shown]:

@@ -74,7 +74,7 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         """Give the model the window; the history of the run stays as it is."""
-        history = _History(request_context.messages)
+        history = _History(request_context.messages, ctx)
         if not history.ends_with_request:
             return request_context
         model = request_context.model.model_name
@@ -89,7 +89,7 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
         self, ctx: RunContext[Any], *, result: AgentRunResult[Any]
     ) -> AgentRunResult[Any]:
         """Publish the last answer of the run."""
-        history = _History(result.all_messages(), is_over=True)
+        history = _History(result.all_messages(), ctx)
         await self._windows.record(self._session(ctx), history.chat)
         return result
 
@@ -116,12 +116,12 @@ class _History:
     """The messages of a run, as pieces. Each piece is one chat message, or none.
 
     Pieces without a chat message never leave: the system prompts at the beginning, and the records
-    of the framework about instructions and tools. With `is_over` no model answers the last request.
+    of the framework about instructions and tools.
     """
 
-    def __init__(self, messages: Sequence[ModelMessage], *, is_over: bool = False) -> None:
+    def __init__(self, messages: Sequence[ModelMessage], ctx: RunContext[Any]) -> None:
         self._messages = messages
-        self._is_over = is_over
+        self._run_id, self._prompt = ctx.run_id, ctx.prompt
         self._pieces: list[_Piece] = []
         self._spoken: list[int] = []
 
@@ -149,19 +149,19 @@ class _History:
         """Return whether tools gave a part of a request beside their results.
 
         Pydantic AI makes it a prompt. Those of persons begin a run, or are requests of their own.
-        It merges neighboring requests later, and of a merged one nobody knows who said what.
+        A run may begin with results as well, and then the prompt of the run follows them.
         """
         message, before = self._messages[source], self._messages[source - 1]
-        after = self._messages[source + 1 : source + 2]
-        is_answered = isinstance(after[0], ModelResponse) if after else not self._is_over
-        return (
+        if not (
             source > 0
-            and is_answered
             and isinstance(value, UserPromptPart)
             and any(isinstance(part, ToolReturnPart) for part in message.parts)
+            # Pydantic AI merges neighboring requests later, and keeps no run of them.
             and message.run_id is not None
-            and message.run_id == before.run_id
-        )
+        ):
+            return False
+        is_of_this_run = message.run_id == self._run_id
+        return message.run_id == before.run_id or (is_of_this_run and value.content != self._prompt)
 
     def window(self, shown: Sequence[Shown]) -> list[ModelMessage]:
         """Return the messages of a window, after `chat`."""

@@ -4,7 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, BinaryContent, ModelRetry, ToolReturn
+from pydantic_ai import (
+    Agent,
+    BinaryContent,
+    DeferredToolRequests,
+    DeferredToolResults,
+    ModelRetry,
+    Tool,
+    ToolReturn,
+)
 from pydantic_ai.messages import (
     ModelMessage,
     ModelMessagesTypeAdapter,
@@ -190,6 +198,43 @@ async def test_what_a_tool_gives_beside_its_result_is_no_request_of_a_person(
     assert all("Where is order 7341?" in texts(call) for call in script.calls)
     ever = await system.stored("pydantic", session_id, include_retracted=True)
     assert len(ever) == len(await recorded(system, session_id))
+
+
+@pytest.mark.proves("L5", "W12")
+@pytest.mark.parametrize("prompt", [None, "And where is order 7342?"])
+async def test_a_run_that_begins_with_an_approved_call_has_the_request_of_its_person(
+    system: RunningSystem, session_id: str, prompt: str | None
+) -> None:
+    """What the call gives beside its result is a prompt, and so is what the person says to it."""
+
+    def shoot() -> ToolReturn:
+        return ToolReturn("Done.", content=["This is the page.", IMAGE])
+
+    many = [looks(str(number), "hall", "yard") for number in range(12)]
+    script = Script([[ToolCallPart("shoot", {}, "one")], *many, says("In Bonn."), says("Yes.")])
+    agent = agent_of(
+        script,
+        system.nats_url,
+        tokens=2_500,
+        tools=[look, Tool(shoot, requires_approval=True)],
+        output_type=[str, DeferredToolRequests],
+    )
+    question = "Where is order 7341?"
+    result = await agent.run(question, conversation_id=session_id)
+
+    for given in (DeferredToolResults(approvals={"one": True}), None):
+        result = await agent.run(
+            "Sure?" if given is None else prompt,
+            message_history=result.all_messages(),
+            deferred_tool_results=given,
+            conversation_id=session_id,
+        )
+
+    assert all((prompt or question) in texts(call) for call in script.calls[1:-1])
+    ever = await system.stored("pydantic", session_id, include_retracted=True)
+    assert len(ever) == len(await recorded(system, session_id))
+    of_user = [one for one in ever if one.message["role"] == "user"]
+    assert [one.is_meta for one in of_user] == [False, True, *[False] * (2 if prompt else 1)]
 
 
 @pytest.mark.proves("L5", "W12")
