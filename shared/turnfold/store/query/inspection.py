@@ -65,7 +65,11 @@ _COMPACTIONS = select(
     compactions.c.compaction_id,
     sessions.c.agent_id,
     sessions.c.session_id,
-    *(compactions.c[name] for name in ("ordinal", "trigger", "status", "is_covered")),
+    compactions.c.ordinal,
+    # As the audit and `compactions_view` name it; see `trigger_columns`.
+    case((compactions.c.is_by_budget, Trigger.BUDGET), else_=compactions.c.trigger),
+    compactions.c.status,
+    compactions.c.is_covered,
     compactions.c.wanted.is_not(None),
     *(
         compactions.c[name]
