@@ -159,13 +159,16 @@ def _events(
 def _chat(message: ChatMessage) -> Chat:
     """Return a message as a chat message, in which all calls and results have ids."""
     result = message.tool_call_result
-    parts: list[Chat] = []
-    if result is not None and not isinstance(result.result, str):
-        parts = [shown for part in result.result for shown in _result_parts(part)]
+    contents: list[Any] = []
+    if message.is_from("assistant") and (message.images or len(message.texts) > 1):
+        # Its form for OpenAI has the first text alone.
+        contents = [*map(TextContent, message.texts), *message.images]
+    elif result is not None and not isinstance(result.result, str):
+        contents = list(result.result)
         message = ChatMessage.from_tool("", origin=result.origin, error=result.error)
     body: Chat = message.to_openai_dict_format(require_tool_call_ids=False)
-    if parts:
-        body["content"] = parts
+    if contents:
+        body["content"] = [shown for part in contents for shown in _content_parts(part)]
     elif isinstance(body.get("content"), list):
         body["content"] = [_without_data(part) for part in body["content"]]
     for call, shown in zip(message.tool_calls, body.get("tool_calls") or (), strict=True):
@@ -191,8 +194,8 @@ def _hashed(value: Any) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _result_parts(part: TextContent | ImageContent | FileContent) -> list[Chat]:
-    """Return a part of a result; for an image or a file its name, and what counts as one."""
+def _content_parts(part: TextContent | ImageContent | FileContent) -> list[Chat]:
+    """Return a part of a message; for an image or a file its name, and what counts as one."""
     if isinstance(part, TextContent):
         return [{"type": "text", "text": part.text}]
     is_image = isinstance(part, ImageContent)

@@ -160,8 +160,9 @@ class _History:
             and message.run_id is not None
         ):
             return False
-        is_of_this_run = message.run_id == self._run_id
-        return message.run_id == before.run_id or (is_of_this_run and value.content != self._prompt)
+        if message.run_id == before.run_id:
+            return True
+        return message.run_id == self._run_id and bool(value.content != self._prompt)
 
     def window(self, shown: Sequence[Shown]) -> list[ModelMessage]:
         """Return the messages of a window, after `chat`."""

@@ -4,6 +4,7 @@ import base64
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -299,6 +300,27 @@ async def test_system_messages_in_mid_conversation_keep_their_places(
     assert [place for place, text in enumerate(stored) if text.startswith("Rule")] == [
         *(320, 321),
         *(len(talk), len(talk) + 81),
+    ]
+
+
+@pytest.mark.proves("L1", "T2", "F1")
+async def test_an_answer_of_several_texts_and_images_is_stored_whole(
+    system: RunningSystem, session_id: str
+) -> None:
+    """As models that draw give it. All but the first text was in no search and no count."""
+    image = ImageContent(base64.b64encode(b"data").decode(), "image/png", validation=False)
+    answer = ChatMessage.from_assistant("Here is the hall.")
+    answer = replace(answer, _content=[*answer._content, image, TextContent("And the yard.")])
+    compactor = TurnfoldCompactor("haystack", session_id, client=system.nats_url)
+
+    compacted = await compactor.compact_async(
+        [*notes(40), ChatMessage.from_user("Draw."), answer], 600, ApproximateTokenCounter()
+    )
+
+    assert compacted is not None
+    stored = (await system.stored("haystack", session_id))[-1].message["content"]
+    assert [part.get("text", part["type"]) for part in stored] == [
+        *("Here is the hall.", "And the yard.", "[media: image/png]", "image")
     ]
 
 
