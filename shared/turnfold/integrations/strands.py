@@ -14,7 +14,7 @@ replaced by the window: the summary, and the newest messages.
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
@@ -23,27 +23,33 @@ from turnfold.integrations import requires
 from turnfold.integrations.clients import carried_messages, newest_messages, publish_all
 from turnfold.integrations.mirrored import WAIT_MS, Chat, MirroredWindows
 from turnfold.integrations.strands_messages import (
+    HeldMessage,
     Message,
     begins_window,
     block_texts,
     chat_of,
+    is_changed,
+    is_direct_call,
     is_left_out,
     is_made,
     is_message,
     longest_row,
     marked,
     parts_of,
+    published_parts,
     rebuilt,
     recognized,
     texts_of,
-    unmarked,
-    without_cache_points,
 )
 
 with requires("strands"):
     from strands.agent.agent import Agent
     from strands.agent.conversation_manager import ConversationManager
-    from strands.hooks.events import BeforeInvocationEvent, BeforeModelCallEvent
+    from strands.hooks.events import (
+        AfterInvocationEvent,
+        BeforeInvocationEvent,
+        BeforeModelCallEvent,
+    )
     from strands.hooks.registry import HookRegistry
     from strands.types.session import decode_bytes_values, encode_bytes_values
 
@@ -83,10 +89,11 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         self._is_reduced = False
         self._returned = 0
         self._session = self._windows.session(session_id)
-        self._held: dict[str, _Held] | None = None
+        self._held: dict[str, HeldMessage] | None = None
         self._unnamed: set[str] = set()
         self._unconfirmed: list[str] = []
         self._is_asked = False
+        self._ended: AfterInvocationEvent | None = None
         self._seen, self._written = set[str](), set[str]()
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
@@ -94,6 +101,7 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         super().register_hooks(registry, **kwargs)
         registry.add_callback(BeforeInvocationEvent, self._before_invocation)
         registry.add_callback(BeforeModelCallEvent, self._before_model_call)
+        registry.add_callback(AfterInvocationEvent, self._after_invocation)
 
     def apply_management(self, agent: Agent, **kwargs: Any) -> None:  # noqa: ARG002  # of Strands
         """Publish what is new at the end of a run."""
@@ -120,7 +128,11 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
     def _before_invocation(self, event: BeforeInvocationEvent) -> None:
         # Strands gives an id to each message next.
         self._name(event.agent.messages)
-        self._is_asked = True
+        # A hook may have the agent go on, in the user's name. Only now, because others may do so.
+        self._is_asked = self._ended is None or self._ended.resume is None
+
+    def _after_invocation(self, event: AfterInvocationEvent) -> None:
+        self._ended = event
 
     def _name(self, messages: Sequence[Message]) -> None:
         if self._held is None:
@@ -202,29 +214,14 @@ _Entry = tuple[Chat | None, Any, Any]
 """A message of a window, None for one as it was published, what it carries, and its id."""
 
 
-class _Held(NamedTuple):
-    """A message of the agent: its blocks when it was published or shown, and what is stored of it.
-
-    `stored` has the ids and the originals of stored messages; `is_lost` says that they are not.
-    """
-
-    texts: list[str]
-    stored: list[tuple[str, Message]]
-    is_lost: bool = False
-
-    @property
-    def event_ids(self) -> set[str]:
-        return {message_id.rpartition("#")[0] for message_id, _ in self.stored}
-
-
 async def _restored(
     session: Session, messages: Sequence[Message], unnamed: Container[str]
-) -> dict[str, _Held]:
+) -> dict[str, HeldMessage]:
     """Return what is stored of messages that another program may have published.
 
     An application may have saved them without their ids: then their texts tell which they are.
     """
-    held: dict[str, _Held] = {}
+    held: dict[str, HeldMessage] = {}
     if len(messages) < 2:
         return held
     restored = [message for message in messages if _named(message) in unnamed]
@@ -237,7 +234,7 @@ async def _restored(
             own = texts_of(parts_of(message))
             # A window may begin with the end of a message.
             is_same = is_made(message) or known[len(known) - len(texts) :] == own
-            held[name] = _Held(texts if is_same else known, stored[name])
+            held[name] = HeldMessage(texts if is_same else known, stored[name])
     is_cut = sum(map(len, stored.values())) >= TAIL_MESSAGES
     others = [parts for name, parts in stored.items() if name not in held]
     return _found(restored, others, is_cut=is_cut) | held if restored else held
@@ -245,7 +242,7 @@ async def _restored(
 
 def _found(
     messages: Sequence[Message], stored: Sequence[list[tuple[str, Message]]], *, is_cut: bool
-) -> dict[str, _Held]:
+) -> dict[str, HeldMessage]:
     """Return what is stored of messages without ids: the longest row that both lists have.
 
     It begins with the first message. Any row will do if they begin as a window does: nothing of a
@@ -259,7 +256,7 @@ def _found(
     size, at, place = longest_row(ours, theirs, firsts, is_cut=is_cut)
     known = [*([[]] * place), *stored[at : at + size]]
     pairs = zip(messages, known, strict=False)
-    return {_named(message): _Held(block_texts(message), parts) for message, parts in pairs}
+    return {_named(message): HeldMessage(block_texts(message), parts) for message, parts in pairs}
 
 
 async def _stored(session: Session, count: int) -> dict[str, list[tuple[str, Message]]]:
@@ -281,9 +278,9 @@ def _named(message: Message) -> str:
 def _changes(
     session: Session,
     messages: Sequence[Message],
-    known: Mapping[str, _Held],
+    known: Mapping[str, HeldMessage],
     written: Container[str],
-) -> tuple[list[OutgoingEvent], dict[str, _Held]]:
+) -> tuple[list[OutgoingEvent], dict[str, HeldMessage]]:
     """Return the events that bring a session up to messages, and what is held of them then.
 
     A program wrote the messages of the user whose ids are in `written`.
@@ -294,68 +291,37 @@ def _changes(
     texts = [block_texts(message) for message in messages]
     before = [known.get(_named(message)) for message in messages]
     pairs = enumerate(zip(before, texts, strict=True))
-    start = next((place for place, pair in pairs if _is_changed(*pair)), len(messages))
+    start = next((place for place, pair in pairs if is_changed(*pair)), len(messages))
     stale = [message_id for old in before[start:] if old for message_id, _ in old.stored]
     # Before the new events: a retraction concerns only what stands before it in the stream.
     events = [retraction_event(session.key, stale)] if stale else []
-    held: dict[str, _Held] = {}
+    held: dict[str, HeldMessage] = {}
     for place, message in enumerate(messages):
         old = before[place]
         if old is not None and place < start:
             continue
-        parts = _parts(message, old)
+        parts = published_parts(message, old)
         ids: list[str] = []
         if parts:
             event = _event(session, message, parts, old, is_meta=_named(message) in written)
             events.append(event)
             ids = [f"{event.event_id}#{index}" for index in range(len(parts))]
-        held[_named(message)] = _Held(texts[place], list(zip(ids, parts, strict=True)))
+        held[_named(message)] = HeldMessage(texts[place], list(zip(ids, parts, strict=True)))
     return events, held
 
 
-def _originals(messages: Sequence[Message], held: Mapping[str, _Held]) -> int:
+def _originals(messages: Sequence[Message], held: Mapping[str, HeldMessage]) -> int:
     """Return how many messages of Strands stand in these, whole or shortened."""
     known = [(held.get(_named(message)), message) for message in messages]
     # Each message of Strands is one event.
     return sum(len(old.event_ids) if old else not is_made(message) for old, message in known)
 
 
-def _is_changed(old: _Held | None, texts: list[str]) -> bool:
-    return old is not None and bool(old.stored) and (old.is_lost or old.texts != texts)
-
-
-def _parts(message: Message, old: _Held | None) -> list[Message]:
-    """Return what is published of a message; nothing for one that Turnfold wrote."""
-    if old is None:
-        return [] if is_made(message) else parts_of(message)
-    if _is_changed(old._replace(is_lost=False), block_texts(message)):
-        return _changed_parts(message, old)
-    return [original for _, original in old.stored]
-
-
-def _changed_parts(message: Message, old: _Held) -> list[Message]:
-    """Return the parts of a changed message, without the texts that Turnfold had put into it."""
-    if not is_made(message):
-        return parts_of(message)
-    message = unmarked(without_cache_points(message))
-    content, texts = message["content"], block_texts(message)
-    originals = [original for _, original in old.stored]
-    if texts[: len(old.texts)] == old.texts:
-        return [*originals, *parts_of({**message, "content": content[len(old.texts) :]})]
-    made = set(old.texts).difference(*map(block_texts, originals))
-    own = [
-        block
-        for block, text in zip(content, texts, strict=True)
-        if "text" not in block or text not in made
-    ]
-    return parts_of({**message, "content": own}) if own else []
-
-
 def _event(
     session: Session,
     message: Message,
     parts: Sequence[Message],
-    old: _Held | None,
+    old: HeldMessage | None,
     *,
     is_meta: bool,
 ) -> OutgoingEvent:
@@ -368,11 +334,11 @@ def _event(
         [chat_of(part) for part in parts],
         event_id=blake2b(text.encode(), digest_size=16).hexdigest(),
         carry=parts,
-        is_meta=is_meta,
+        is_meta=is_meta or is_direct_call(message),
     )
 
 
-def _messages(shown: Iterable[_Entry]) -> tuple[list[Message], dict[str, _Held]]:
+def _messages(shown: Iterable[_Entry]) -> tuple[list[Message], dict[str, HeldMessage]]:
     """Return the messages of a window, and what is stored of them.
 
     Neighbors of one role are one message.
@@ -395,6 +361,6 @@ def _messages(shown: Iterable[_Entry]) -> tuple[list[Message], dict[str, _Held]]
         if last["tracking_id"] != message["tracking_id"] or is_made(message):
             last["metadata"] = marked(last)
     return messages, {
-        message["tracking_id"]: _Held(block_texts(message), ids)
+        message["tracking_id"]: HeldMessage(block_texts(message), ids)
         for message, ids in zip(messages, stored, strict=True)
     }

@@ -3,9 +3,10 @@
 # pyright takes `strands` for this file.
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from turnfold.client.merge import is_same_text
 from turnfold.integrations import requires
@@ -18,6 +19,7 @@ _MADE = "turnfold"
 """The mark of messages that Turnfold wrote or shortened: they are not published."""
 _FRAMES = ("# Conversation Summary\n", "# Earlier messages")
 """How the summary, the digests and the recall block of a window begin."""
+_DIRECT_CALL = re.compile(r"agent\.tool\.\S+ direct tool call\.\nInput parameters: ")
 
 Message = dict[str, Any]
 
@@ -49,6 +51,11 @@ def begins_window(message: Message) -> bool:
     """Return whether a message, also one that lost its mark, is the beginning of a window."""
     text = message["content"][0].get("text", "") if message["content"] else ""
     return is_made(message) or str(text).startswith(_FRAMES)
+
+
+def is_direct_call(message: Message) -> bool:
+    """Return whether Strands wrote a message as the user, because the program called a tool."""
+    return any(map(_DIRECT_CALL.match, (str(one.get("text")) for one in message["content"])))
 
 
 def block_texts(message: Message) -> list[str]:
@@ -197,3 +204,51 @@ def longest_row(
             if size := sum(1 for _ in takewhile(lambda pair: is_same_text(*pair), pairs)):
                 best = max(best, (size, at, place))
     return best
+
+
+class HeldMessage(NamedTuple):
+    """A message of the agent: its blocks when it was published or shown, and what is stored of it.
+
+    `stored` has the ids and the originals of stored messages; `is_lost` says that they are not.
+    """
+
+    texts: list[str]
+    stored: list[tuple[str, Message]]
+    is_lost: bool = False
+
+    @property
+    def event_ids(self) -> set[str]:
+        """The events that hold the message."""
+        return {message_id.rpartition("#")[0] for message_id, _ in self.stored}
+
+
+def is_changed(old: HeldMessage | None, texts: list[str]) -> bool:
+    """Return whether a stored message is not stored as it is now."""
+    return old is not None and bool(old.stored) and (old.is_lost or old.texts != texts)
+
+
+def published_parts(message: Message, old: HeldMessage | None) -> list[Message]:
+    """Return what is published of a message; nothing for one that Turnfold wrote."""
+    if old is None:
+        return [] if is_made(message) else parts_of(message)
+    if is_changed(old._replace(is_lost=False), block_texts(message)):
+        return _changed_parts(message, old)
+    return [original for _, original in old.stored]
+
+
+def _changed_parts(message: Message, old: HeldMessage) -> list[Message]:
+    """Return the parts of a changed message, without the texts that Turnfold had put into it."""
+    if not is_made(message):
+        return parts_of(message)
+    message = unmarked(without_cache_points(message))
+    content, texts = message["content"], block_texts(message)
+    originals = [original for _, original in old.stored]
+    if texts[: len(old.texts)] == old.texts:
+        return [*originals, *parts_of({**message, "content": content[len(old.texts) :]})]
+    made = set(old.texts).difference(*map(block_texts, originals))
+    own = [
+        block
+        for block, text in zip(content, texts, strict=True)
+        if "text" not in block or text not in made
+    ]
+    return parts_of({**message, "content": own}) if own else []

@@ -1,5 +1,6 @@
 """Agents of Strands whose messages are windows: always valid, and no message is lost."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from pydantic import BaseModel
 from strands import Agent, tool
 from strands.session.file_session_manager import FileSessionManager
 from strands.types.exceptions import ContextWindowOverflowException
+from strands.vended_plugins.goal import GoalLoop
 
 from tests.hosts.chat import BUDGETS, NOWHERE, TURNS, look
 from tests.hosts.conftest import RunningSystem, Warned
@@ -22,11 +24,12 @@ class Place(BaseModel):
     name: str
 
 
-def agent_of(model: ScriptedModel, session_id: str, url: str, *, tokens: int = 8_000) -> Any:
+def agent_of(
+    model: ScriptedModel, session_id: str, url: str, *, tokens: int = 8_000, **options: Any
+) -> Any:
     manager = TurnfoldConversationManager("strands", session_id, client=url, max_tokens=tokens)
-    return Agent(
-        model=model, tools=[tool(look)], conversation_manager=manager, callback_handler=None
-    )
+    options |= {"conversation_manager": manager, "callback_handler": None}
+    return Agent(model=model, tools=[tool(look)], **options)
 
 
 async def test_a_run_with_parallel_calls_goes_on_in_the_next_program(
@@ -63,6 +66,23 @@ async def test_a_prompt_for_structured_output_is_no_request_of_a_person(
     stored = await system.stored("strands", session_id)
     of_user = [one for one in stored if one.message["role"] == "user"]
     assert [one.is_meta for one in of_user] == [False, True, False]
+
+
+@pytest.mark.proves("W12")
+async def test_what_a_goal_or_a_call_of_the_program_says_as_the_user_is_no_request_of_a_person(
+    system: RunningSystem, session_id: str
+) -> None:
+    goal = GoalLoop(goal=lambda answer, _: "One" not in str(answer), max_attempts=2)
+    model = ScriptedModel(says("One."), says("Two."), says("Yes."))
+    agent = agent_of(model, session_id, system.nats_url, plugins=[goal])
+
+    await agent.invoke_async("Count to two.")
+    await asyncio.to_thread(agent.tool.look, place="hall")
+    await agent.invoke_async("Is it two?")
+
+    stored = await system.stored("strands", session_id)
+    of_user = [one for one in stored if one.message["role"] == "user"]
+    assert [one.is_meta for one in of_user] == [False, True, True, False]
 
 
 @pytest.mark.timeout(600)
