@@ -8,21 +8,21 @@ import contextlib
 import errno
 import json
 import os
-import resource
 import sys
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
 
 import httptools
-import structlog
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from turnfold.errors import BadRequest, StartError
+from turnfold.process.file_limit import within_file_limit
 from turnfold.process.tasks import cancel_and_wait
 
 STOP_SECONDS = 6.0
@@ -38,12 +38,8 @@ REST_SECONDS = 2.0
 """Time limit for the rest of a body after its reply, so that the client can read the reply."""
 UNREAD_SECONDS = 30.0
 """Time limit for a client to read a reply."""
-OTHER_FILES = 128
-"""File descriptors reserved for other uses: databases, the bus, logs."""
 
 _FAULTS_OF_PORTS = (errno.EADDRINUSE, errno.EACCES)
-
-log = structlog.get_logger()
 
 
 class HttpServer:
@@ -76,7 +72,7 @@ class HttpServer:
                 ws="none",
                 timeout_keep_alive=int(IDLE_SECONDS),
             ),
-            most=_within_file_limit(connections),
+            most=within_file_limit(connections),
         )  # fmt: skip
         self._serving: asyncio.Task[None] | None = None
 
@@ -254,6 +250,11 @@ class _Connection(HttpToolsProtocol):
             self.drop()
             raise _TooMuch
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] < "1.1":
+            app = partial(_answer_without_chunks, cycle, app)
+        super()._start_asgi_task(cycle, app)
+
     def on_body(self, body: bytes) -> None:
         self._unseen_bytes = 0
         super().on_body(body)
@@ -289,7 +290,8 @@ class _Connection(HttpToolsProtocol):
             return
         kept = (header for header in self.scope["headers"] if header[0] != b"upgrade")
         headers = [b"%s: %s\r\n" % header for header in kept]
-        head = b"%s %s HTTP/1.1\r\n%s\r\n" % (method.encode(), self.url, b"".join(headers))
+        version = self.scope["http_version"].encode()
+        head = b"%s %s HTTP/%s\r\n%s\r\n" % (method.encode(), self.url, version, b"".join(headers))
         self.parser = httptools.HttpRequestParser(self)
         self.data_received(head + rest)
 
@@ -351,20 +353,18 @@ class _Connection(HttpToolsProtocol):
             self.transport.close()
 
 
-def _within_file_limit(connections: int) -> int:
-    """Return the connection limit that the file limit allows, after raising the latter."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Many systems start services with 1,024 files, and let them raise this.
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or connections <= soft - OTHER_FILES:
-        return connections
-    allowed = max(1, soft - OTHER_FILES)
-    advice = "raise the limit of open files (ulimit -n)"
-    log.warning("http.few_connections", connections=allowed, wanted=connections, advice=advice)
-    return allowed
+async def _answer_without_chunks(
+    cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer a client that knows no chunks: the end of the connection is the end of the body."""
+    cycle.chunked_encoding = False
+
+    async def send_part(message: Message) -> None:
+        # uvicorn then expects no more than this part.
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_part)
 
 
 class _Server(uvicorn.Server):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.ports import free_port
 from tests.running_system import wait_until
@@ -110,7 +110,7 @@ class Peers:
 
 
 @asynccontextmanager
-async def served(app: Application) -> AsyncGenerator[Peers]:
+async def served(app: ASGIApp) -> AsyncGenerator[Peers]:
     server = HttpServer(
         app, host="127.0.0.1", port=free_port(), port_setting="port", connections=CONNECTIONS
     )
@@ -124,7 +124,7 @@ async def served(app: Application) -> AsyncGenerator[Peers]:
 
 
 @asynccontextmanager
-async def connected(app: Application) -> AsyncGenerator[Peer]:
+async def connected(app: ASGIApp) -> AsyncGenerator[Peer]:
     async with served(app) as peers:
         yield await peers.another()
 
@@ -323,6 +323,27 @@ async def test_a_request_to_upgrade_is_read_like_any_other(parts: int) -> None:
         _, body = await peer.answer()
 
     assert body == b"/7"
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+@pytest.mark.parametrize("length", [[], [(b"content-length", b"8")]], ids=["open", "known"])
+async def test_a_client_that_knows_no_chunks_gets_none(
+    more: bytes, length: list[tuple[bytes, bytes]]
+) -> None:
+    """The end of the connection is the end of the body, as HTTP/1.0 has it."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        for part in (b"It left", b"!", b""):
+            await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
+
+    async with connected(answer) as peer:
+        await peer.send(b"GET / HTTP/1.0\r\n%s\r\n" % more)
+        head, _, body = (await peer.rest()).lower().partition(b"\r\n\r\n")
+
+    assert body == b"it left!"
+    assert b"transfer-encoding" not in head
+    assert (b"content-length: 8" in head) == bool(length)
 
 
 async def test_spaces_around_the_value_of_a_header_are_no_part_of_it() -> None:
