@@ -17,13 +17,17 @@ DATE = "Thu, 26 Nov 2026 12:00:00 GMT"
 
 @dataclass
 class ProviderReply:
-    """Chunks of an answer; after the first it waits for `gate`, and with `is_cut` it breaks off."""
+    """Chunks of an answer; after the first it waits for `gate`, and with `is_cut` it breaks off.
+
+    With `is_raw`, they are the head as well.
+    """
 
     chunks: Sequence[bytes]
     kind: str = "application/json"
     status: int = 200
     gate: asyncio.Event | None = None
     is_cut: bool = False
+    is_raw: bool = False
 
 
 @dataclass
@@ -73,6 +77,10 @@ class Provider:
     async def _write(
         self, reply: ProviderReply, reader: StreamReader, writer: StreamWriter
     ) -> None:
+        if reply.is_raw:
+            writer.writelines(reply.chunks)
+            await writer.drain()
+            return
         head = f"HTTP/1.1 {reply.status} X\r\ncontent-type: {reply.kind}\r\nx-request-id: req-1\r\n"
         head += f"date: {DATE}\r\nserver: provider\r\n"
         writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())

@@ -79,9 +79,12 @@ class Upstream:
 
 def response_start(response: httpx.Response, more: Mapping[str, str]) -> Message:
     """Return the start of a response for the caller, with headers of the proxy."""
+    # The length and the encoding stay, because the body is relayed without decoding. But a length
+    # beside chunks is void, and that of a 304 belongs to a body that does not follow.
+    is_void = response.status_code == 304 or "transfer-encoding" in response.headers
+    dropped = _HOP_BY_HOP | {"content-length"} if is_void else _HOP_BY_HOP
     headers = [
-        # The length and the encoding stay, because the body is relayed without decoding.
-        *_without(response.headers.raw, _HOP_BY_HOP),
+        *_without(response.headers.raw, dropped),
         *((name.encode(), value.encode()) for name, value in more.items()),
     ]
     return {"type": "http.response.start", "status": response.status_code, "headers": headers}
@@ -99,8 +102,6 @@ def encoded(body: Mapping[str, Any]) -> bytes:
 
 def _request_headers(headers: Headers, *, is_plain: bool) -> list[tuple[bytes, bytes]]:
     kept = _without(headers, _OF_ONE_REQUEST)
-    own = PREFIX.encode()
-    kept = [(name, value) for name, value in kept if not name.lower().startswith(own)]
     if is_plain:
         # The proxy reads the answer while it passes, and does not decompress it.
         kept = [(name, value) for name, value in kept if name.lower() != b"accept-encoding"]
@@ -119,8 +120,11 @@ def _without(
         if name.lower() == b"connection"
         for word in value.decode("latin-1").split(",")
     }
+    # Neither do those of the proxy go on: its caller, and its provider, may be another proxy.
     return [
         (name, value)
         for name, value in pairs
-        if (lower := name.decode("latin-1").lower()) not in names and lower not in named
+        if (lower := name.decode("latin-1").lower()) not in names
+        and lower not in named
+        and not lower.startswith(PREFIX)
     ]

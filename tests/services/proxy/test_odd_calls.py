@@ -350,6 +350,33 @@ async def test_an_answer_is_read_whatever_its_content_type(
     assert texts[-1] == ("assistant", "It left Ghent.")
 
 
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize(
+    ("head", "body", "said"),
+    [
+        (b"304 X\r\ncontent-length: 9", b"", b""),
+        (b"200 X\r\ncontent-length: 2\r\ntransfer-encoding: chunked",
+         b"4\r\nSent\r\n0\r\n\r\n", b"Sent"),
+    ],
+    ids=["of no body", "beside chunks"],
+)  # fmt: skip
+async def test_a_length_that_is_void_cuts_no_answer_off(
+    scene: ProxyScene, head: bytes, body: bytes, said: bytes
+) -> None:
+    """Its connection goes on, too; a header of another proxy does not pass for one of this."""
+    raw = b"HTTP/1.1 %b\r\nx-turnfold-version: 7\r\n\r\n%b" % (head, body)
+    scene.provider.script.append(ProviderReply([raw], is_raw=True))
+
+    async with httpx.AsyncClient(base_url=scene.url, trust_env=False, timeout=60) as http:
+        answers = [await http.get("/v1/files/1"), await http.get("/healthz")]
+        streams = [one.extensions["network_stream"] for one in answers]
+        first, second = [one.get_extra_info("client_addr") for one in streams]
+
+    assert (answers[0].status_code, answers[0].content) == (int(head[:3]), said)
+    assert first == second
+    assert "x-turnfold-version" not in answers[0].headers
+
+
 async def _with_answer(scene: ProxyScene, name: str) -> list[tuple[str, object]] | None:
     texts = await scene.texts(name)
     return texts if len(texts) > 1 else None
