@@ -66,7 +66,7 @@ class AnswerTap:
             self._add(bytes(self._body))
         try:
             answer = self._reader.answer() if self._can_read else ModelAnswer([])
-            return replace(answer, has_failed=self._has_failed)
+            return replace(answer, has_failed=self._has_failed and not answer.has_ended)
         except (ValueError, TypeError, AttributeError, LookupError):
             return ModelAnswer([])
 

@@ -44,11 +44,13 @@ class RequestConversation:
 class ModelAnswer:
     """The elements that a model wrote, and the usage that its provider reported.
 
-    `has_failed`: the provider ended it with an error, so that it may lack its end.
+    `has_failed`: the provider ended it with an error, so that it may lack its end. With
+    `has_ended`, an error beside it is none: some providers fill in that field in all they send.
     """
 
     elements: Sequence[Element]
     usage: dict[str, Any] | None = None
+    has_ended: bool = False
     has_failed: bool = False
 
 

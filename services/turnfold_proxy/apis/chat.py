@@ -142,20 +142,21 @@ class ChatReader:
         self._inputs: dict[tuple[int, str, str], StringIO] = {}
         self._usage: dict[str, Any] | None = None
         self._is_whole = False
-        self._has_all_calls = False
+        self._has_ended = False
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Add a chunk, or the whole completion."""
         if isinstance(usage := event.get("usage"), dict):
             self._usage = usage
         for choice in event.get("choices") or ():
-            if choice.get("index", 0) != 0:
+            # Some providers write null.
+            if choice.get("index") not in (0, None):
                 continue
             if isinstance(message := choice.get("message"), dict):
                 self._message, self._is_whole = dict(message), True
             elif isinstance(delta := choice.get("delta"), dict):
                 self._add_delta(delta)
-            self._has_all_calls |= choice.get("finish_reason") not in _CUT
+            self._has_ended |= choice.get("finish_reason") not in _CUT
 
     def answer(self) -> ModelAnswer:
         """Return the message of the assistant; none if it has neither text nor a whole call."""
@@ -174,7 +175,7 @@ class ChatReader:
         message = {"role": "assistant"} | {
             name: value for name, value in message.items() if value is not None
         }
-        return ModelAnswer([message] if says else [], self._usage)
+        return ModelAnswer([message] if says else [], self._usage, has_ended=self._has_ended)
 
     def _add_delta(self, delta: Mapping[str, Any]) -> None:
         for name, value in delta.items():
@@ -235,7 +236,7 @@ class ChatReader:
         arguments = None if is_custom(call) else tool.get("arguments")
         # Free text, or none, may be the beginning of more.
         if not arguments:
-            return self._has_all_calls and bool(tool.get("name"))
+            return self._has_ended and bool(tool.get("name"))
         try:
             json.loads(arguments)
         except (ValueError, RecursionError):

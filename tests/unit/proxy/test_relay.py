@@ -129,6 +129,8 @@ def test_calls_of_one_answer_are_told_apart_without_an_index_of_their_own(
     [
         (ChatReader, {"error": {"message": "Overloaded"}}, True),
         (ChatReader, {"choices": [], "error": None}, False),
+        (ChatReader, {"choices": [{"finish_reason": "error"}], "error": {"code": 502}}, True),
+        (ChatReader, {"choices": [{"finish_reason": "stop"}], "error": {"code": 0}}, False),
         (MessagesReader, {"type": "error", "error": {"type": "overloaded_error"}}, True),
         (MessagesReader, {"type": "message_stop"}, False),
         (ResponsesReader, {"type": "error", "code": "server_error"}, True),
@@ -201,11 +203,12 @@ def test_a_text_in_a_field_of_one_provider_is_read_whole() -> None:
 
 
 @pytest.mark.proves("G10", "I2")
-def test_a_field_of_another_api_hides_no_answer() -> None:
+@pytest.mark.parametrize(("index", "odd"), [(0, {"response": "It"}), (None, {})])
+def test_a_field_of_another_api_or_of_null_hides_no_answer(index: object, odd: Any) -> None:
     tap = AnswerTap(ChatApi().reader())
 
-    choices = [{"index": 0, "delta": {"content": "It left Ghent."}}]
-    tap.feed(b"data: %b\n\n" % json.dumps({"response": "It", "choices": choices}).encode())
+    choices = [{"index": index, "delta": {"content": "It left Ghent."}}]
+    tap.feed(b"data: %b\n\n" % json.dumps({"choices": choices, **odd}).encode())
 
     assert [one["content"] for one in tap.answer().elements] == ["It left Ghent."]
 
