@@ -65,9 +65,17 @@ class MessagesApi:
         return {**body, "messages": shown}
 
     def stored(self, element: Element) -> Element:
-        """Return a message without marks of a cache."""
+        """Return a message without marks of a cache, and without blank texts beside other blocks.
+
+        Models write such texts, but the API refuses them, so clients leave them out.
+        """
         message: Element = without_markers(element)
-        return message
+        if not isinstance(content := message.get("content"), list):
+            return message
+        return {
+            **message,
+            "content": [block for block in content if not _is_blank(block)] or content,
+        }
 
     def identity(self, element: Element) -> Any:
         """Return role and blocks without thoughts, because clients may leave these out."""
@@ -235,6 +243,10 @@ def _named_calls(element: Element) -> list[tuple[Any, Any]]:
 
 def _kind(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
+
+
+def _is_blank(block: Any) -> bool:
+    return _kind(block) == "text" and not str(block.get("text")).strip()
 
 
 def _block_identity(block: Any) -> Any:

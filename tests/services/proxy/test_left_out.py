@@ -68,7 +68,8 @@ def responses(number: int) -> tuple[bytes, list[Json], list[Json], Json]:
 def messages(number: int) -> tuple[bytes, list[Json], list[Json], Json]:
     thinking = {"type": "thinking", "thinking": f"Hm {number}.", "signature": "c2ln"}
     use = {"type": "tool_use", "id": f"c{number}", "name": "track", "input": {}}
-    message = {"role": "assistant", "content": [thinking, use]}
+    # Clients leave out a blank text, too, because the provider refuses it.
+    message = {"role": "assistant", "content": [thinking, {"type": "text", "text": "\n\n"}, use]}
     result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": "Ghent"}
     return (
         json.dumps(message | {"type": "message"}).encode(),
