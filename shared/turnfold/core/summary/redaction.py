@@ -111,6 +111,7 @@ _PASSWORD_NAME = re.compile(r"(?i:pass|pwd)|密码|口令|\\++u(?:5bc6\\++u7801|
 _LONG = 300
 _SINGLE_QUOTED = re.compile(r"(\\*+')((?:[^\"'\\\n]|\\++(?![\"'])){1,300})(?=\1)")
 _OPENING = re.compile(r"\\*+\"")
+_QUOTE = re.compile(r"\\*+[\"']")
 _BARE_CHARACTER = rf"(?:[^\s\"',;&<>(){{}}\[\]\\{_WIDE}]|\\++(?![\"'nrt]|u[0-9a-fA-F]{{4}}))"
 _BARE = re.compile(rf"(?:\\*+[\"'“])?((?>{_BARE_CHARACTER}{{4,}}))")
 _COMMAND = re.compile(
@@ -229,7 +230,7 @@ def _is_naming(match: re.Match[str], text: str) -> bool:
         return True
     word = other.strip()
     if word in {"", ","}:
-        is_quoted = not word and text[match.end() : match.end() + 1] in {"'", '"'}
+        is_quoted = not word and bool(_QUOTE.match(text, match.end()))
         return bool(other) and (is_quoted or bool(_NAMED_BEFORE.search(before)))
     return bool(_PASSWORD_NAME.match(name))
 
