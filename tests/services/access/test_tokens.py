@@ -1,5 +1,6 @@
 """HTTP bearer tokens: each allows its own agents, an operator's allows all, others none."""
 
+import hmac
 import json
 import os
 import resource
@@ -75,6 +76,27 @@ async def seen(client: httpx.AsyncClient, method: str, path: str) -> tuple[int, 
 def encoded(name: str) -> str:
     """An id as a segment of a path, every byte of it, so that nobody on the way takes it for something else."""
     return "".join(f"%{byte:02X}" for byte in name.encode())
+
+
+@pytest.mark.proves("X1")
+def test_each_token_is_compared_with_all_and_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, the time of an answer would depend on the tokens of others."""
+    path, compared = tmp_path / "tokens.json", list[bytes]()
+    tokens = [new_token(path, ["support"]) for _ in range(3)]
+    compare = hmac.compare_digest
+
+    def note(known: bytes, presented: bytes) -> bool:
+        compared.append(known)
+        return compare(known, presented)
+
+    monkeypatch.setattr(hmac, "compare_digest", note)
+    registry = TokenRegistry(path)
+    grants = [registry.grant(f"Bearer {token}") for token in (*tokens, "tf_none")]
+
+    assert [grant is not None for grant in grants] == [True, True, True, False]
+    assert [digest.hex() for digest in compared] == list(read_tokens(path)) * 4
 
 
 @pytest.mark.proves("X1", "L12")

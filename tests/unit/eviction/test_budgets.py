@@ -28,6 +28,7 @@ from turnfold.core.eviction.triggers import (
     triggers_of_hints,
 )
 from turnfold.core.policy.presets import PRESETS, Mode, Policy
+from turnfold.core.policy.retention import DAY_MS
 
 POLICY = Policy(trigger_ratio=0.5, reserve_tokens=0, max_live_messages=0, budget_memory_seconds=600)
 MINUTE_MS = 60_000
@@ -54,6 +55,15 @@ def test_the_largest_budget_of_the_last_ten_minutes_decides() -> None:
         200_000,
         8_000,
         8_000,
+        0,
+    ]
+    # One that is more than a day later was requested while a clock was ahead.
+    edges = (-DAY_MS - 1, -DAY_MS, 10 * MINUTE_MS, 10 * MINUTE_MS + 1)
+    first = asked((0, 200_000))
+    assert [largest_budget(first, POLICY, at_ms=at_ms) for at_ms in edges] == [
+        0,
+        200_000,
+        200_000,
         0,
     ]
 
@@ -88,13 +98,13 @@ def test_few_budgets_are_remembered_and_the_largest_is_never_understated(
 
 @pytest.mark.proves("E8", "E1")
 def test_of_expired_budgets_only_that_a_window_was_asked_for_is_remembered() -> None:
-    budgets = asked((0, 9_000), (8, 8_000))
+    budgets = asked((0, 9_000), (4, 8_500), (8, 8_000))
 
     def kept(minute: int) -> Budgets:
         return without_forgotten(budgets, POLICY, at_ms=minute * MINUTE_MS)
 
     assert kept(10) == budgets
-    assert kept(18) == budgets[1:]
+    assert kept(18) == budgets[2:]
     assert kept(19) == (AskedBudget(8 * MINUTE_MS, 0),)
     assert without_forgotten(NO_BUDGETS, POLICY, at_ms=0) == NO_BUDGETS
 
@@ -103,13 +113,15 @@ def test_of_expired_budgets_only_that_a_window_was_asked_for_is_remembered() -> 
 def test_a_budget_is_stored_again_when_half_of_its_time_is_over() -> None:
     budgets = asked((0, 8_000))
 
-    def is_known(tokens: int, minute: int) -> bool:
-        return is_remembered(budgets, tokens, POLICY, at_ms=minute * MINUTE_MS)
+    def is_known(tokens: int, at_ms: int) -> bool:
+        return is_remembered(budgets, tokens, POLICY, at_ms=at_ms)
 
-    assert is_known(8_000, 5)
-    assert is_known(3_000, 5)
-    assert not is_known(8_001, 5)
-    assert not is_known(8_000, 6)
+    half_ms = 5 * MINUTE_MS
+    assert is_known(8_000, half_ms)
+    assert is_known(3_000, half_ms)
+    assert not is_known(8_001, half_ms)
+    assert not is_known(8_000, half_ms + 1)
+    assert [is_known(8_000, at_ms) for at_ms in (-DAY_MS, -DAY_MS - 1)] == [True, False]
 
 
 @pytest.mark.proves("E8")
@@ -124,7 +136,7 @@ def test_windows_repeat_a_hint_until_a_worker_has_acted() -> None:
     assert is_due(asked((0, 3_000)), small)
     assert not is_due(asked((0, 200_000)), small)
     deaf = replace(POLICY, follow_budget=False)
-    assert is_due(NO_BUDGETS, small, deaf)
+    assert is_due(NO_BUDGETS, small, replace(deaf, max_unread_messages=1))
     assert not is_due(asked((0, 0)), small, deaf)
     assert not is_due(NO_BUDGETS, small, replace(deaf, max_unread_messages=0))
     assert not is_due(NO_BUDGETS, small, replace(POLICY, mode=Mode.MANUAL))
