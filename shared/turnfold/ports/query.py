@@ -1,7 +1,7 @@
 """Ports for reading: snapshots of a session for its window, its history, and search."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from turnfold.core.eviction.budgets import Budgets, read_budgets
@@ -106,7 +106,8 @@ class WindowSnapshot:
     `ingested_to` is the sequence up to which every event is ingested, and `refused` the number of
     dead letters of the session. `covered_calls` are messages whose turn began with a request that
     is not covered. `covered_system` is pinned if none of `messages` is. `agent_wishes` are
-    those of a session without a row.
+    those of a session without a row. `body_at` returns the JSON of one of `messages` by its
+    position, while the snapshot is open.
     """
 
     ingested_to: int
@@ -118,6 +119,7 @@ class WindowSnapshot:
     covered_calls: tuple[Message, ...] = ()
     covered_system: Message | None = None
     agent_wishes: PolicyOverrides = NO_OVERRIDES
+    body_at: Callable[[int], str] = field(default=lambda _: "{}", compare=False)
 
 
 END_POSITION: Final = MOST_INT64

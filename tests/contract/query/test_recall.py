@@ -166,16 +166,31 @@ async def test_a_call_of_an_odd_id_returns_with_its_result(stores: Stores, call_
     assert "In store 1042." in block_of(told)
 
 
-@pytest.mark.proves("F2")
-async def test_the_newest_request_asks_where_no_query_is_given(stores: Stores) -> None:
-    await long_ago(stores, user(QUESTION))
+@pytest.mark.proves("F2", "L11")
+@pytest.mark.parametrize(
+    ("content", "budget", "queries"),
+    [
+        (QUESTION, 600, [QUESTION, "Which  cellar holds\none lantern?"]),
+        (f"{QUESTION}\n{1_000 * '='}", 1_100, [f"{QUESTION} {1_000 * '='}", QUESTION]),
+        ([{"type": "text", "text": QUESTION}], 600, [QUESTION]),
+    ],
+    ids=["short", "long", "in parts"],
+)
+async def test_the_newest_request_asks_where_no_query_is_given_or_one_repeats_it(
+    stores: Stores, content: Any, budget: int, queries: list[str]
+) -> None:
+    await long_ago(stores, user(content))
     asker = Asker(stores)
 
-    unasked = await asker.told(max_tokens=1_000)
+    unasked = await asker.told(max_tokens=budget)
 
     assert FACT in block_of(unasked)
-    assert block_of(await asker.told(max_tokens=1_000, query=QUESTION)) == block_of(unasked)
-    assert block_of(await asker.told(max_tokens=1_000, recall=False)) == ""
+    for query in queries:
+        repeated = await asker.told(max_tokens=budget, query=query)
+        assert repeated["messages"] == unasked["messages"]
+    other = await asker.told(max_tokens=budget, query="And the lanterns of the cellar?")
+    assert len(other["messages"]) < len(unasked["messages"])
+    assert block_of(await asker.told(max_tokens=budget, recall=False)) == ""
 
 
 @pytest.mark.proves("F2")

@@ -15,6 +15,8 @@ from turnfold.core.eviction.budgets import is_hint_due
 from turnfold.core.eviction.reported_limits import limited_window
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.recall.block import RecallBlock
+from turnfold.core.recall.question import begins_with
+from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.prefix import PendingDigest
@@ -257,7 +259,7 @@ class WindowReading:
             aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
             recall_share=0.0
             if wish is None
-            else share_for_recall(policy, snapshot.messages, is_asked=wish.query is not None),
+            else share_for_recall(policy, snapshot.messages, is_asked=_is_asked(snapshot, wish)),
         )
 
     def _budget_tokens(self, policy: Policy, model_window: int) -> int | None:
@@ -308,6 +310,15 @@ class WindowReading:
         )
         text = f"{state} {asked} {fingerprint(policy)}"
         return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _is_asked(snapshot: WindowSnapshot, wish: RecallWish) -> bool:
+    """Return whether a query asks for something other than the newest request."""
+    request = next((message for message in reversed(snapshot.messages) if message.is_request), None)
+    if wish.query is None or request is None:
+        return False
+    body = request.short_body or snapshot.body_at(request.position)
+    return not begins_with(text_of(json.loads(body)), wish.query)
 
 
 def _not_modified(etag: str, budget: BudgetHint | None = None) -> ContextReply:

@@ -159,6 +159,7 @@ class SqlWindowStore:
                 head.refused,
                 known.covered_calls,
                 known.covered_system,
+                body_at=partial(_body, connection, sid),
             )
             chosen, positions = on_messages(snapshot)
             # Texts that were read already have positive positions: elements are always read here.
@@ -244,6 +245,7 @@ class SqlWindowStore:
                 messages=tuple(messages_then),
                 covered_calls=covered_calls_as_of(connection, sid, messages_then, summary, state),
                 covered_system=covered_system_as_of(connection, sid, messages_then, state),
+                body_at=partial(_body, connection, sid),
             )
             chosen, positions = on_messages(snapshot)
             texts = dict(_texts_of(connection, sid, positions))
@@ -362,3 +364,12 @@ def _texts_of(
         yield position, unpack(original, body)
     plain = [position for position in positions if position > 0]
     yield from ((position, body) for position, body in rows_at(bodies, connection, sid, plain))
+
+
+def _body(connection: SupportsStatements, sid: int, position: int) -> str:
+    """Read the text of a message, which may have been retracted since."""
+    found = (
+        _texts_of(connection, sid, [position], are_retracted=are_retracted)
+        for are_retracted in (False, True)
+    )
+    return next(chain.from_iterable(found))[1]
