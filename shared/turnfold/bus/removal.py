@@ -30,7 +30,8 @@ class EventRemoval:
     """Removes erased events by their sequences, from the lowest to the highest.
 
     An event among others that are erased, which fill more than a block on either side, is
-    forgotten: nothing else is in its block. All others are overwritten, one after the other.
+    forgotten: nothing else is in its block. The beginning of the stream counts as a block. All
+    others are overwritten, one after the other.
     Several at once are not faster, and every publisher would wait for several.
     """
 
@@ -61,9 +62,11 @@ class EventRemoval:
         """
         sequences, connection = list(erased), self._client.stats["reconnects"]
         if sequences[0] != self._next or connection != self._connection:
-            self._connection = connection
-            self._bytes = 0
+            self._connection, self._next = connection, sequences[0]
             self._sizes.clear()
+            self._bytes = BLOCK_BYTES if await self._is_first(sequences[0]) else 0
+            if self._bytes:
+                return ()
         if self._bytes >= BLOCK_BYTES:
             joined = [seq for at, seq in enumerate(sequences) if seq == sequences[0] + at]
             may_go_on = len(joined) == self.wanted
@@ -98,10 +101,16 @@ class EventRemoval:
     async def _overwrite(
         self, sequences: Sequence[int], erased: Mapping[int, int | None]
     ) -> Sequence[int]:
-        for seq in sequences:
-            size = self._sizes.pop(seq, None) or await self._size(seq, erased[seq])
-            if size is not None and size != ANOTHER:
+        sizes = {
+            seq: self._sizes.pop(seq, None) or await self._size(seq, erased[seq])
+            for seq in sequences
+        }
+        # From the last one on: NATS writes a block anew without what is gone once that is half of
+        # it, but not while only its first events go.
+        for seq in reversed(sequences):
+            if sizes[seq] not in (None, ANOTHER):
                 await self._delete(seq, no_erase=False)
+        for seq, size in sizes.items():
             # Other events may stand in a gap.
             is_joined = seq == self._next and size != ANOTHER
             self._bytes = (self._bytes if is_joined else 0) + max(size or 0, 0)
@@ -117,9 +126,17 @@ class EventRemoval:
         if found is None:
             return None
         with asking():
-            if until_ms is not None and time_ms(found["message"]["time"]) > until_ms:
+            message = found["message"]
+            if until_ms is not None and time_ms(message["time"]) > until_ms:
                 return ANOTHER
-            return len(b64decode(found["message"].get("data", "")))
+            encoded = message.get("hdrs", ""), message.get("data", "")
+            return len(message["subject"]) + sum(len(b64decode(text)) for text in encoded)
+
+    async def _is_first(self, seq: int) -> bool:
+        """Return whether the stream holds no event before this sequence."""
+        first = await find_event(self._client, seq=1, next_by_subj=">")
+        with asking():
+            return first is None or first["message"]["seq"] >= seq
 
     async def _delete(self, seq: int, *, no_erase: bool) -> None:
         name = f"STREAM.MSG.DELETE.{EVENTS_STREAM}"

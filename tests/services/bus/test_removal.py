@@ -30,6 +30,10 @@ def told(directory: Path, mark: bytes) -> int:
     return sum(path.read_bytes().count(mark) for path in directory.rglob("*") if path.is_file())
 
 
+def largest_block(directory: Path) -> int:
+    return max(path.stat().st_size for path in directory.rglob("*.blk"))
+
+
 async def held(client: Client) -> int:
     return int((await client.jetstream().stream_info(EVENTS_STREAM)).state.messages)
 
@@ -55,23 +59,41 @@ async def remove_all(
 
 
 @pytest.mark.proves("A6", "L8")
+@pytest.mark.parametrize(
+    ("before", "least", "most"), [(3, 32, 32 + OVERWRITTEN_AT_ONCE), (0, 16, 17)]
+)
 async def test_a_long_row_is_forgotten_but_for_its_ends_and_no_file_holds_it(
-    tmp_path: Path,
-    server: NatsServer,
+    tmp_path: Path, server: NatsServer, before: int, least: int, most: int
 ) -> None:
+    """A row at the beginning of the stream has one end: no other event is in its first block."""
     client = await connect(Settings(nats_url=server.url), name="test")
     await ensure_streams(client, first_seq=1)
-    before = await publish(client, KEPT, 3, LARGE)
+    await publish(client, KEPT, before, LARGE)
     erased = await publish(client, ERASED, 120, LARGE)
-    after = await publish(client, KEPT, 3)
+    await publish(client, KEPT, 3)
 
     overwritten, forgotten = await remove_all(client, erased)
 
     assert overwritten + forgotten == len(erased)
     # At most a call more than a block on either side.
-    assert 32 <= overwritten <= 32 + OVERWRITTEN_AT_ONCE
-    assert await held(client) == len(before) + len(after)
-    assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, 6)
+    assert least <= overwritten <= most
+    assert await held(client) == before + 3
+    assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, before + 3)
+    await client.close()
+
+
+async def test_a_block_that_has_lost_most_of_its_events_shrinks(
+    tmp_path: Path, server: NatsServer
+) -> None:
+    """Each overwrite writes all of it, and it shrinks only if other than its first events go."""
+    client = await connect(Settings(nats_url=server.url), name="test")
+    await ensure_streams(client, first_seq=1)
+    erased = await publish(client, ERASED, 12, LARGE)
+    await publish(client, KEPT, 6, LARGE)
+
+    assert await remove_all(client, erased) == (12, 0)
+
+    assert largest_block(tmp_path) <= BLOCK_BYTES // 2
     await client.close()
 
 
