@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -13,9 +13,11 @@ from sqlalchemy import (
     Select,
     Table,
     TableClause,
+    Text,
     bindparam,
     column,
     false,
+    func,
     literal_column,
     null,
     select,
@@ -23,6 +25,7 @@ from sqlalchemy import (
     true,
     update,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.sql.dml import UpdateBase
@@ -94,29 +97,33 @@ class Prepared:
         return self._written[dialect.name]
 
 
-PLACES = tuple(f"at_{number}" for number in range(64))
-"""A fixed number of places, so that one compiled statement reads any number of rows."""
+class PreparedAt:
+    """A SELECT of a session's rows, of those whose column has a value of a list.
 
+    The list is one parameter, so that one plan serves any number of values: PostgreSQL would plan
+    a statement with many parameters each time.
+    """
 
-def in_places(column: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Return the condition that a column has a value of `PLACES`."""
-    return column.in_([bindparam(place) for place in PLACES])
+    def __init__(self, statement: Select[*tuple[Any, ...]], column: ColumnElement[Any]) -> None:
+        as_array = bindparam("values", type_=ARRAY(column.type))
+        as_json = func.json_each(bindparam("values", type_=Text)).table_valued("value")
+        names = ("of_sid", "values")
+        self._of_arrays = Prepared(statement.where(column == func.any(as_array)), names)
+        self._of_json = Prepared(statement.where(column.in_(select(as_json.c.value))), names)
 
-
-def rows_at(
-    statement: Prepared,
-    connection: SupportsStatements,
-    sid: int,
-    values: Sequence[Any],
-    fetch: Fetch = all_rows,
-) -> Iterator[Sequence[Any]]:
-    """Yield the rows of a statement with a session's number and `PLACES`, for these values."""
-    for start in range(0, len(values), len(PLACES)):
-        places = values[start : start + len(PLACES)]
-        # The last value fills the unused parameters.
-        unused = len(PLACES) - len(places)
-        filled = [*places, *[places[-1]] * unused]
-        yield from statement.rows(connection, sid, *filled, fetch=fetch)
+    def rows(
+        self,
+        connection: SupportsStatements,
+        sid: int,
+        values: Sequence[Any],
+        fetch: Fetch = all_rows,
+    ) -> Sequence[Sequence[Any]]:
+        """Return all rows, in any order."""
+        if not values:
+            return ()
+        if connection.dialect.name == "postgresql":
+            return self._of_arrays.rows(connection, sid, list(values), fetch=fetch)
+        return self._of_json.rows(connection, sid, json.dumps(list(values)), fetch=fetch)
 
 
 LONG_LIST: Final = 1_000

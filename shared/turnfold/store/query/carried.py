@@ -11,11 +11,8 @@ from turnfold.ports.query import OriginalMessage
 from turnfold.store.database.inline_reader import INLINE_CHARACTERS, WouldBlock
 from turnfold.store.database.schema import events, sessions
 from turnfold.store.database.statements import (
-    PLACES,
-    Prepared,
+    PreparedAt,
     SupportsStatements,
-    in_places,
-    rows_at,
 )
 
 CARRIED_CHARACTERS = 8_000_000
@@ -38,13 +35,12 @@ def carried_length(event_id: ColumnElement[str]) -> ColumnElement[int | None]:
 
 # Another member may contain the mark, too: whether something is carried, `carried_texts` tells.
 _has_mark = events.c.envelope.contains(CARRY_MARK)
-_is_named = _of_agent & in_places(events.c.event_id) & _has_mark
-_LENGTHS = Prepared(
-    select(events.c.event_id, func.length(events.c.envelope)).where(_is_named),
-    ("of_sid", *PLACES),
+_may_carry = _of_agent & _has_mark
+_LENGTHS = PreparedAt(
+    select(events.c.event_id, func.length(events.c.envelope)).where(_may_carry), events.c.event_id
 )
-_ENVELOPES = Prepared(
-    select(events.c.event_id, events.c.envelope).where(_is_named), ("of_sid", *PLACES)
+_ENVELOPES = PreparedAt(
+    select(events.c.event_id, events.c.envelope).where(_may_carry), events.c.event_id
 )
 
 
@@ -63,7 +59,7 @@ def with_carry(
     """
     event_ids = {original.message_id.rpartition("#")[0] for original in originals}
     lengths: dict[str, int] = {
-        row[0]: row[1] for row in rows_at(_LENGTHS, connection, sid, sorted(event_ids))
+        row[0]: row[1] for row in _LENGTHS.rows(connection, sid, sorted(event_ids))
     }
     if is_inline and sum(lengths.values()) > INLINE_CHARACTERS:
         raise WouldBlock
@@ -84,7 +80,7 @@ def with_carry_of(
     """Return messages with what is carried for them by these events."""
     carried: Mapping[str, Sequence[str | None]] = {
         event_id: carried_texts(envelope)
-        for event_id, envelope in rows_at(_ENVELOPES, connection, sid, sorted(event_ids))
+        for event_id, envelope in _ENVELOPES.rows(connection, sid, sorted(event_ids))
     }
     if not carried:
         return originals

@@ -31,11 +31,9 @@ from turnfold.store.database.schema import (
     sessions,
 )
 from turnfold.store.database.statements import (
-    PLACES,
     Prepared,
+    PreparedAt,
     SupportsStatements,
-    in_places,
-    rows_at,
 )
 from turnfold.store.query.carried import carried_length, with_carry_of
 
@@ -90,12 +88,8 @@ _SID = Prepared(
 )
 _NAMES = ("of_sid", "after", "before", "most")
 _NAMED = {
-    with_retracted: Prepared(
-        originals.where(
-            source.c.sid == bindparam("of_sid"),
-            in_places(source.c.position),
-        ),
-        ("of_sid", *PLACES),
+    with_retracted: PreparedAt(
+        originals.where(source.c.sid == bindparam("of_sid")), source.c.position
     )
     for with_retracted, (source, originals) in _SOURCES.items()
 }
@@ -229,7 +223,7 @@ def originals_at(
     with_retracted: bool = False,
 ) -> Iterator[OriginalMessage]:
     """Read messages by their positions, in any order."""
-    return map(original_of, rows_at(_NAMED[with_retracted], connection, sid, positions))
+    return map(original_of, _NAMED[with_retracted].rows(connection, sid, positions))
 
 
 def original_of(row: Sequence[Any]) -> OriginalMessage:

@@ -31,13 +31,11 @@ from turnfold.store.database.inline_reader import WouldBlock, fetch_small
 from turnfold.store.database.message_rows import RECALLED, recalled_of, storable_key
 from turnfold.store.database.schema import messages, sessions
 from turnfold.store.database.statements import (
-    PLACES,
     Fetch,
     Prepared,
+    PreparedAt,
     SupportsStatements,
     all_rows,
-    in_places,
-    rows_at,
 )
 from turnfold.store.database.word_segments import Headers
 from turnfold.store.query.session_order import (
@@ -84,20 +82,13 @@ _BODY = Prepared(
     ),
     ("of_sid", "at"),
 )
-_MESSAGES = Prepared(
-    select(*RECALLED).where(
-        _of_session,
-        in_places(messages.c.position),
-    ),
-    ("of_sid", *PLACES),
+_MESSAGES = PreparedAt(select(*RECALLED).where(_of_session), messages.c.position)
+_RESULTS = PreparedAt(
+    select(messages.c.position, messages.c.answers_position).where(_of_session),
+    messages.c.tool_call_id,
 )
-_RESULTS = Prepared(
-    select(messages.c.position, messages.c.answers_position).where(
-        _of_session,
-        in_places(messages.c.tool_call_id),
-    ),
-    ("of_sid", *PLACES),
-)
+MOST_RESULTS = 64
+"""The most calls of a message whose results are looked up."""
 
 
 Question = Callable[[Callable[[int], str]], RecallQuestion]
@@ -289,7 +280,7 @@ class _StoredMessages:
     def add(self, wanted: Collection[int]) -> None:
         """Read missing messages."""
         missing = sorted(set(wanted) - self.found.keys())
-        for row in rows_at(_MESSAGES, self.connection, self.sid, missing, self.fetch):
+        for row in _MESSAGES.rows(self.connection, self.sid, missing, self.fetch):
             self.found[row[0]] = recalled_of(row)
 
     def texts(self, positions: Sequence[int]) -> list[str]:
@@ -356,9 +347,9 @@ def _partners(connection: SupportsStatements, sid: int, whole: Sequence[Message]
     wanted = {message.answers.position for message in whole if message.answers is not None}
     calling = {message.position: message.calls for message in whole if message.calls}
     ids = [
-        storable_key(call.call_id) for calls in calling.values() for call in calls[: len(PLACES)]
+        storable_key(call.call_id) for calls in calling.values() for call in calls[:MOST_RESULTS]
     ]
-    for position, answered in rows_at(_RESULTS, connection, sid, ids):
+    for position, answered in _RESULTS.rows(connection, sid, ids):
         if answered in calling:
             wanted.add(position)
     return wanted

@@ -34,11 +34,9 @@ from turnfold.store.database.schema import (
 )
 from turnfold.store.database.sequence_ranges import whole_to
 from turnfold.store.database.statements import (
-    PLACES,
     Prepared,
+    PreparedAt,
     SupportsStatements,
-    in_places,
-    rows_at,
 )
 from turnfold.store.ingest.model_windows import limits_of
 from turnfold.store.query.as_of import (
@@ -339,10 +337,10 @@ def _read(
     return texts
 
 
-def _reading(table: Table, *names: str) -> Prepared:
+def _reading(table: Table, *names: str) -> PreparedAt:
     columns = [table.c[name] for name in ("position", *names)]
-    chosen = select(*columns).where(table.c.sid == bindparam("of_sid"), in_places(table.c.position))
-    return Prepared(chosen, ("of_sid", *PLACES))
+    of_session = select(*columns).where(table.c.sid == bindparam("of_sid"))
+    return PreparedAt(of_session, table.c.position)
 
 
 _TABLES = (messages, retracted_messages)
@@ -360,10 +358,10 @@ def _texts_of(
     """Read the texts of messages, or of retracted ones; a negated position asks for its element."""
     bodies, elements = _BODIES[are_retracted], _ELEMENTS[are_retracted]
     negated = [-position for position in positions if position < 0]
-    for position, body, original in rows_at(elements, connection, sid, negated):
+    for position, body, original in elements.rows(connection, sid, negated):
         yield position, unpack(original, body)
     plain = [position for position in positions if position > 0]
-    yield from ((position, body) for position, body in rows_at(bodies, connection, sid, plain))
+    yield from ((position, body) for position, body in bodies.rows(connection, sid, plain))
 
 
 def _body(connection: SupportsStatements, sid: int, position: int) -> str:
