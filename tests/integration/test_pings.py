@@ -4,10 +4,11 @@ import asyncio
 import socket
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, func, select, text
 
 from tests.postgres import running_postgres
 from turnfold.store.database.engine import Database
+from turnfold.store.database.statements import Prepared, SupportsStatements
 
 READS = 200
 
@@ -61,11 +62,12 @@ async def test_a_server_that_restarted_is_read_through_a_new_connection() -> Non
 async def test_a_small_read_is_in_no_transaction_and_a_later_snapshot_is(postgres_url: str) -> None:
     database = Database(postgres_url, writes=False)
 
-    def twice(connection: Connection) -> tuple[bool, str]:
+    state = Prepared(select(func.now(), func.current_setting("transaction_isolation")), ())
+
+    def twice(connection: SupportsStatements) -> tuple[bool, str]:
         """Tell whether two statements are in one transaction, and at which level."""
-        began = [connection.execute(text("SELECT now()")).scalar_one() for _ in range(2)]
-        level = connection.execute(text("SHOW transaction_isolation")).scalar_one()
-        return began[0] == began[1], str(level)
+        (began, level), (again, _) = [*state.rows(connection), *state.rows(connection)]
+        return began == again, str(level)
 
     small = await database.read_small(twice)
     # The connection has gone back to the pool.

@@ -265,6 +265,20 @@ async def test_what_is_done_all_the_time_looks_at_few_rows(
     assert watched.much() == []
 
 
+@pytest.mark.proves("L8")
+async def test_a_window_of_a_session_that_has_grown_takes_two_statements(watched: Watched) -> None:
+    statements = []
+    for seq in range(9_010, 9_014):
+        await watched.stores.ingest(*turns(seq, 1))
+        watched.told.clear()
+        await a_window(watched.stores)
+        statements.append(len(watched.told))
+
+    # Others follow an eviction.
+    assert min(statements) == 2
+    assert watched.much() == []
+
+
 @pytest.mark.proves("L8", "C58")
 async def test_some_hundred_rows_are_looked_up_one_by_one(watched: Watched) -> None:
     database = Database(watched.url, writes=False)

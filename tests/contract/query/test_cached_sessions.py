@@ -1,15 +1,19 @@
 """A query server that has read a session reads the same as one that never did."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from threading import Thread
 
 import pytest
 
 from tests.contract.compact.versions import compaction_of, restore, write
 from tests.store_fixtures import (
+    KEY,
     Stores,
     assistant,
     result,
     retracted,
+    sql_stores,
     stores_on,
     tool,
     turn,
@@ -17,6 +21,7 @@ from tests.store_fixtures import (
     user,
 )
 from turnfold.ports.ingest import DecodedEvent
+from turnfold.ports.query import WindowSnapshot
 from turnfold.store.database.engine import Database
 
 Change = Callable[[Stores], Awaitable[object]]
@@ -101,3 +106,29 @@ async def test_a_cached_session_reads_like_a_new_one(
 
         cached = await stores.facts()
         assert cached == await stores_on(database).facts()
+
+
+@pytest.mark.proves("W5", "L2")
+async def test_a_window_is_of_one_state_though_one_of_its_messages_is_retracted_meanwhile(
+    stores: Stores, store_url: str
+) -> None:
+    await stores.ingest(*turns(1, 2))
+    await stores.facts()
+    await stores.ingest(*turns(20, 1))
+    chosen: list[WindowSnapshot] = []
+
+    async def retract() -> None:
+        async with sql_stores(store_url) as others:
+            await others.ingest(retracted(30, "e1#0"))
+
+    def choose(facts: WindowSnapshot) -> tuple[WindowSnapshot, Sequence[int]]:
+        if not chosen:
+            # In a thread: this function holds the event loop while the window is read.
+            (elsewhere := Thread(target=asyncio.run, args=(retract(),))).start()
+            elsewhere.join()
+        chosen.append(facts)
+        return facts, [message.position for message in facts.messages]
+
+    facts, texts = await stores.windows.window(KEY, on_session=lambda _: None, on_messages=choose)
+
+    assert texts.keys() == {message.position for message in facts.messages}

@@ -89,13 +89,11 @@ class Database:
             # Before any connection: SQLite would create the file with the permissions of the umask.
             make_private(self.url)
         self._reader: ThreadTransactions | AwaitedTransactions
-        self._small_reader: ThreadTransactions | AwaitedTransactions
         self._writer: ThreadTransactions | AwaitedTransactions | None = None
         self._inline: InlineReader | None = None
         self._server: AsyncEngine | None = None
         if self.is_sqlite:
             self._reader = ThreadTransactions(self._thread_engine(writes=False), READERS)
-            self._small_reader = self._reader
             self._inline = InlineReader(self._thread_engine(writes=False))
             if writes:
                 self._writer = ThreadTransactions(self._thread_engine(writes=True), 1)
@@ -103,9 +101,6 @@ class Database:
             # As large as the turns allow: waits for a pool are not in turn, and fail after 30 s.
             self._server = self._engine(READERS + HELD_CONNECTIONS if writes else READERS)
             self._reader = AwaitedTransactions(self._server)
-            # A transaction of one statement takes three round trips, the statement alone one.
-            alone = self._server.execution_options(isolation_level="AUTOCOMMIT")
-            self._small_reader = AwaitedTransactions(alone)
             if writes:
                 writer = self._engine(INTAKE_WRITERS + WRITERS, writes=True)
                 self._writer = AwaitedTransactions(writer)
@@ -210,13 +205,8 @@ class Database:
         Raises:
             Unavailable: the database cannot be reached now.
         """
-        return await self._read(work, self._reader)
-
-    async def _read(
-        self, work: Callable[[Connection], Result], reader: ThreadTransactions | AwaitedTransactions
-    ) -> Result:
         asker = await self._reader_turns.take()
-        return await reader.run(work, on_end=partial(self._reader_turns.release, asker))
+        return await self._reader.run(work, on_end=partial(self._reader_turns.release, asker))
 
     async def settled(self) -> None:
         """Return when no snapshot is read for this asker any more."""
@@ -272,18 +262,30 @@ class Database:
             raise WouldBlock
         return self._inline.read(work)
 
-    async def read_small(self, work: Callable[[Any], Result]) -> Result:
-        """Read a few rows of an index: in this thread if possible, else as `snapshot`.
+    async def read_at_once(self, work: Callable[[RawConnection], Result]) -> Result:
+        """Read a few rows: on SQLite as `read_inline`, on PostgreSQL without a transaction.
 
-        On PostgreSQL each statement has a snapshot of its own.
+        There, each statement has a snapshot of its own.
 
         Raises:
-            Unavailable: the database cannot be reached now.
+            Unavailable: the database cannot be read now.
+            WouldBlock: use `snapshot`.
+        """
+        if not isinstance(self._reader, AwaitedTransactions):
+            return self.read_inline(work)
+        asker = await self._reader_turns.take()
+        return await self._reader.run_alone(work, on_end=partial(self._reader_turns.release, asker))
+
+    async def read_small(self, work: Callable[[Any], Result]) -> Result:
+        """Read a few rows of an index as `read_at_once`, or else as `snapshot`.
+
+        Raises:
+            Unavailable: the database cannot be read now.
         """
         try:
-            return self.read_inline(work)
+            return await self.read_at_once(work)
         except WouldBlock:
-            return await self._read(work, self._small_reader)
+            return await self.snapshot(work)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -262,8 +262,9 @@ def _fetched(
 
 
 def _invalidate(connection: SupportsStatements) -> None:
-    if isinstance(connection, Connection):
-        connection.invalidate()
+    if connection.dialect.name == "postgresql":
+        invalidated = connection if isinstance(connection, Connection) else connection.connection
+        invalidated.invalidate()
 
 
 NO_CONSTANTS: Final[Mapping[str, bool | None]] = MappingProxyType({})

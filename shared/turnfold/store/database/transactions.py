@@ -20,6 +20,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from turnfold.errors import Unavailable
 from turnfold.process.tasks import at_most
+from turnfold.store.database.inline_reader import RawConnection
 
 CLOSE_SECONDS = 2
 UNIQUE_VIOLATION = "23505"
@@ -207,11 +208,35 @@ class AwaitedTransactions:
             with self._engine.sync_engine.begin() as connection:
                 return work(connection)
 
+        return await self._spawned(transact, on_end)
+
+    async def run_alone(
+        self, work: Callable[[RawConnection], Result], *, on_end: Callable[[], object]
+    ) -> Result:
+        """Run work in no transaction: each statement has a snapshot of its own.
+
+        A transaction of one statement takes three round trips, and SQLAlchemy's as long as one.
+        """
+        engine = self._engine.sync_engine
+
+        def read() -> Result:
+            pooled = engine.raw_connection()
+            driver: Any = pooled.dbapi_connection
+            driver.autocommit = True
+            try:
+                return work(RawConnection(engine.dialect, pooled))
+            finally:
+                driver.autocommit = False
+                pooled.close()
+
+        return await self._spawned(read, on_end)
+
+    async def _spawned(self, work: Callable[[], Result], on_end: Callable[[], object]) -> Result:
         try:
             with TranslatedErrors():
                 # In one greenlet: `AsyncConnection` has one for each step, and tasks for some,
                 # which take as long as several statements.
-                return await greenlet_spawn(transact)
+                return await greenlet_spawn(work)
         finally:
             on_end()
 

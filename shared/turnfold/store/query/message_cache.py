@@ -129,17 +129,24 @@ _LIVE_FACTS, _LIVE_TEXTS = _after(), _after(messages.c.body)
 
 
 def append_new(
-    connection: SupportsStatements, session: SessionSnapshot, known: CachedSession
+    connection: SupportsStatements,
+    session: SessionSnapshot,
+    known: CachedSession,
+    newest: Sequence[Sequence[Any]] | None = None,
 ) -> Mapping[int, str] | None:
     """Add the new messages to the cache, which has all others; return their texts, if few.
 
+    `newest` are rows of messages with their texts that were read with the session, if so.
     None if a message arrived late: it stands before others, so all must be read.
     """
     number, texts = session.messages_total - known.total, dict[int, str]()
     if not number:
         return texts
     after, with_texts = known.messages[-1].position if known.messages else -1, number <= FEW
-    rows = list(_rows_after(connection, session.sid, after, with_texts=with_texts))
+    if newest is None:
+        rows = list(_rows_after(connection, session.sid, after, with_texts=with_texts))
+    else:
+        rows = [row for row in newest if row[_POSITION] > after]
     # While the arrangement is the same, new messages are live, so later ones are all found.
     if len(rows) != number:
         return None
@@ -218,18 +225,18 @@ def refresh_covered(
     session: SessionSnapshot,
     known: CachedSession,
     *,
-    is_inline: bool,
+    at_once: bool,
 ) -> None:
     """Read the covered messages again, where those in the cache may be others.
 
     Raises:
-        WouldBlock: too much must be read for the thread of the event loop (`is_inline`).
+        WouldBlock: too much must be read `at_once`.
     """
     requests = _requests_within(known.summary, known.messages)
     calls_of = (session.version, session.evicted_changes, *requests)
     if known.calls_of != calls_of:
         known.covered_calls = ()
-        if requests and is_inline:
+        if requests and at_once:
             raise WouldBlock
         known.covered_calls = _calls_in(
             connection, session.sid, _EVICTED_CALLS, known.messages, known.summary

@@ -1,10 +1,11 @@
 """Read a session's row with its policies, and the sequence that ingest has reached."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Row,
@@ -15,6 +16,7 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
+    true,
 )
 
 from turnfold.core.policy.overrides import PolicyOverrides
@@ -25,16 +27,19 @@ from turnfold.ports.query import (
     StoredSummary,
     WindowSnapshot,
 )
-from turnfold.store.database.predicates import is_kept, is_version
+from turnfold.store.database.message_rows import FACTS
+from turnfold.store.database.predicates import is_kept, is_live, is_version
 from turnfold.store.database.schema import (
     agents,
     dead_letters,
+    messages,
     sessions,
     summaries,
 )
 from turnfold.store.database.sequence_ranges import INGESTED_TO
 from turnfold.store.database.session_rows import OVERRIDES
 from turnfold.store.database.statements import Prepared, SupportsStatements
+from turnfold.store.query.message_cache import FEW
 
 _ONE = select(literal_column("1").label("one")).subquery("one")
 # In the order of `SessionSnapshot`, after its overrides: a row fills the fields by position.
@@ -81,23 +86,32 @@ _REFUSED = (
     )
     .scalar_subquery()
 )
+_head_columns = [INGESTED_TO, _REFUSED, sessions.c.sid, *OVERRIDES, *_SESSION_COLUMNS]
+# From a row that always exists: what is ingested and the policy of the agent are also read for a
+# session without a row.
+_of_head = _ONE.outerjoin(
+    sessions,
+    (sessions.c.agent_id == bindparam("agent_id"))
+    & (sessions.c.session_id == bindparam("session_id")),
+).outerjoin(agents, agents.c.agent_id == bindparam("agent_id"))
 _HEAD = Prepared(
-    select(
-        INGESTED_TO,
-        _REFUSED,
-        sessions.c.sid,
-        *OVERRIDES,
-        *_SESSION_COLUMNS,
-    ).select_from(
-        # From a row that always exists: what is ingested and the policy of the agent are also read
-        # for a session without a row.
-        _ONE.outerjoin(
-            sessions,
-            (sessions.c.agent_id == bindparam("agent_id"))
-            & (sessions.c.session_id == bindparam("session_id")),
-        ).outerjoin(agents, agents.c.agent_id == bindparam("agent_id"))
-    ),
-    ("agent_id", "session_id", "refused_to"),
+    select(*_head_columns).select_from(_of_head), ("agent_id", "session_id", "refused_to")
+)
+_newest = (
+    select(*FACTS, messages.c.body)
+    .where(
+        messages.c.sid == sessions.c.sid,
+        is_live,
+        messages.c.position > bindparam("after", type_=BigInteger),
+    )
+    .order_by(messages.c.position)
+    # Also for the planner, which then expects few rows, and plans the statement once.
+    .limit(literal_column(str(FEW)))
+    .lateral("newest")
+)
+_HEAD_AND_NEWEST = Prepared(
+    select(*_head_columns, _newest).select_from(_of_head.outerjoin(_newest, true())),
+    ("agent_id", "session_id", "refused_to", "after"),
 )
 
 
@@ -119,6 +133,23 @@ def session_row(
 def read_head(connection: SupportsStatements, key: SessionKey, refused_to: int) -> WindowSnapshot:
     """Read the session row, without its summary and messages."""
     (row,) = _HEAD.rows(connection, key.agent_id, key.session_id, refused_to)
+    return _head_of(row)
+
+
+def read_head_and_newest(
+    connection: SupportsStatements, key: SessionKey, refused_to: int, after: int
+) -> tuple[WindowSnapshot, Sequence[Sequence[Any]]]:
+    """Read the same and the live messages after a position, in one statement of PostgreSQL.
+
+    They are rows of `FACTS` and the text, `FEW` at most.
+    """
+    rows = _HEAD_AND_NEWEST.rows(connection, key.agent_id, key.session_id, refused_to, after)
+    width = len(_head_columns)
+    newest = [row[width:] for row in rows]
+    return _head_of(rows[0][:width]), newest if newest[0][0] is not None else ()
+
+
+def _head_of(row: Sequence[Any]) -> WindowSnapshot:
     ingested_to, refused, sid = row[:3]
     wishes, agent_wishes = PolicyOverrides(*row[3:6]), PolicyOverrides(*row[6:9])
     if sid is None:

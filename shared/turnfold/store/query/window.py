@@ -16,6 +16,7 @@ from turnfold.core.shapes.packing import unpack
 from turnfold.errors import BadRequest
 from turnfold.messages import MessageId, SessionKey
 from turnfold.ports.query import (
+    END_POSITION,
     END_SEQ,
     Chosen,
     OriginalMessage,
@@ -62,6 +63,7 @@ from turnfold.store.query.originals import originals_at
 from turnfold.store.query.session_head import (
     missing_sessions,
     read_head,
+    read_head_and_newest,
     read_summary,
 )
 
@@ -100,6 +102,9 @@ class SqlWindowStore:
         self._database = database
         self._most = most
         self._known: LRUCache[int, CachedSession] = LRUCache(KNOWN)
+        # The position after which messages are new, by the hash of a session's key. Another one
+        # costs a transaction, so it is never wrong.
+        self._ends: LRUCache[int, int] = LRUCache(KNOWN)
         self.caches: tuple[LRUCache[Any, Any], ...] = (self._known,)
 
     async def ingested_to(self) -> int:
@@ -129,9 +134,9 @@ class SqlWindowStore:
         """Read a session in one snapshot."""
 
         def read(
-            connection: SupportsStatements, *, is_inline: bool = False
+            connection: SupportsStatements, *, at_once: bool = False
         ) -> tuple[Chosen, Mapping[int, str]]:
-            head = read_head(connection, key, refused_to)
+            head, newest = self._head(connection, key, refused_to, at_once=at_once)
             chosen = on_session(head)
             if chosen is not None:
                 return chosen, {}
@@ -141,12 +146,14 @@ class SqlWindowStore:
             # Taken out while it is used: two reader threads must not change one entry.
             known = self._known.pop(sid) or CachedSession()
             try:
-                texts = self._refresh(connection, head.session, known, is_inline=is_inline)
+                texts = self._refresh(connection, head.session, known, newest, at_once=at_once)
             # After any other error the entry is dropped: it may hold a part of a change.
             except (TooLargeHere, WouldBlock):
                 self._known.put(sid, known, known.size)
                 raise
             self._known.put(sid, known, known.size)
+            if known.messages:
+                self._ends.put(hash(key), known.messages[-1].position, 1)
             waiting = tuple([pending_of(row) for row in known.evictions])
             snapshot = WindowSnapshot(
                 head.ingested_to,
@@ -162,43 +169,67 @@ class SqlWindowStore:
             chosen, positions = on_messages(snapshot)
             # Texts that were read already have positive positions: elements are always read here.
             unread = [position for position in positions if position not in texts]
-            return chosen, {**texts, **dict(_texts_of(connection, sid, unread))}
+            older = dict(_texts_of(connection, sid, unread))
+            # A text never changes, but its message may have been retracted or erased meanwhile.
+            if newest is not None and len(older) < len(unread):
+                raise WouldBlock
+            return chosen, {**texts, **older}
 
         try:
-            # Tried first: the way to a thread and back costs more than a small window.
-            return self._database.read_inline(lambda connection: read(connection, is_inline=True))
+            # Tried first: the way to a thread and back costs more than a small window, and so does
+            # a transaction of PostgreSQL.
+            return await self._database.read_at_once(partial(read, at_once=True))
         except WouldBlock:
             return await self._database.snapshot(read)
+
+    def _head(
+        self, connection: SupportsStatements, key: SessionKey, refused_to: int, *, at_once: bool
+    ) -> tuple[WindowSnapshot, Sequence[Sequence[Any]] | None]:
+        """Read the row of a session; `at_once` on PostgreSQL, also its newest messages.
+
+        They may change between two statements, of which each then has a snapshot of its own.
+        """
+        if not at_once or self._database.is_sqlite:
+            return read_head(connection, key, refused_to), None
+        after = self._ends.get(hash(key)) or END_POSITION
+        return read_head_and_newest(connection, key, refused_to, after)
 
     def _refresh(
         self,
         connection: SupportsStatements,
         session: SessionSnapshot,
         known: CachedSession,
+        newest: Sequence[Sequence[Any]] | None,
         *,
-        is_inline: bool,
+        at_once: bool,
     ) -> Mapping[int, str]:
         """Bring the cache up to date, and return the texts of new messages, if they are few.
 
+        `newest` are rows of messages that were read with the session, if nothing else may be read.
+
         Raises:
             TooLargeHere: the session is too large for this process.
-            WouldBlock: too much must be read for the thread of the event loop (`is_inline`).
+            WouldBlock: too much must be read `at_once`.
         """
         sid, is_longer = session.sid, known.has_all_but_new(session)
+        if newest is not None and not is_longer:
+            raise WouldBlock
         evictions = known.evictions if is_longer else _PENDING.rows(connection, sid)
         messages_now = session.live_messages + sum([row[1] for row in evictions])
         if Size(messages_now, session.live_tokens).exceeds(self._most):
             raise TooLargeHere
-        if is_inline and not known.can_read_inline(session, evictions):
+        if at_once and newest is None and not known.can_read_inline(session, evictions):
             raise WouldBlock
-        texts = append_new(connection, session, known) if is_longer else None
+        texts = append_new(connection, session, known, newest) if is_longer else None
         if texts is None:
+            if newest is not None:
+                raise WouldBlock
             texts = _read(connection, session, evictions, known)
         # Only known after the messages were read, unlike the sizes above.
         calls = sum([len(message.calls) for message in known.messages])
         if self._most is not None and calls > CALLS_AT_ONCE:
             raise TooLargeHere
-        refresh_covered(connection, session, known, is_inline=is_inline)
+        refresh_covered(connection, session, known, at_once=at_once)
         return texts
 
     async def window_as_of(
