@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import BigInteger, bindparam, select
+from sqlalchemy import BigInteger, bindparam, literal_column, select, true
 
 from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
@@ -39,8 +39,12 @@ from turnfold.store.database.statements import (
 )
 from turnfold.store.database.word_segments import Headers
 from turnfold.store.query.session_order import (
+    MOST_NEWEST,
+    ORDER,
+    UNINDEXED_CHARACTERS,
     UNINDEXED_MESSAGES,
     NewestMarks,
+    Rows,
     SessionOrder,
     marks_before,
     read_bodies,
@@ -66,15 +70,19 @@ _decode: Final = json.JSONDecoder().raw_decode
 _BODY_PLACE: Final = len(RECALLED) - 1
 
 _of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
-_SESSION = Prepared(
-    select(
-        sessions.c.messages_total,
-        sessions.c.unindexed_from,
-        sessions.c.tokens_total,
-        sessions.c.retracted_seq,
-        sessions.c.evicted_changes,
-    ).where(sessions.c.sid == bindparam("of_sid", type_=BigInteger)),
-    ("of_sid",),
+_session = select(
+    sessions.c.messages_total,
+    sessions.c.unindexed_from,
+    sessions.c.tokens_total,
+    sessions.c.retracted_seq,
+    sessions.c.evicted_changes,
+).where(sessions.c.sid == bindparam("of_sid", type_=BigInteger))
+_SESSION, _WIDTH, _GONE = Prepared(_session, ("of_sid",)), 5, (0, None, 0, 0, 0)
+# The limit tells the planner to expect few rows: then it plans the statement once.
+_newest = ORDER.limit(literal_column(str(MOST_NEWEST))).lateral("newest")
+_SESSION_AND_NEWEST = Prepared(
+    _session.add_columns(_newest).select_from(sessions.outerjoin(_newest, true())),
+    ("of_sid", "after", "most"),
 )
 _BODY = Prepared(
     select(messages.c.body).where(
@@ -125,12 +133,12 @@ class SqlRecallStore:
         """Return the chosen messages and lines, from one snapshot."""
 
         def read(connection: SupportsStatements, *, is_inline: bool = False) -> Recollection:
-            rows = _SESSION.rows(connection, sid)
-            total, unindexed_from, tokens, *changes = next(iter(rows), (0, None, 0, 0, 0))
+            session, newest = _read_session(connection, sid, self._orders.get(sid))
+            total, unindexed_from, tokens, *changes = session
             if is_inline and (total > MOST_INLINE or tokens > MOST_TOKENS_INLINE):
                 raise WouldBlock
             most = MOST_NEW_INLINE if is_inline else total
-            order = self._order(connection, sid, total, tuple(changes), most)
+            order = self._order(connection, sid, total, tuple(changes), most, newest)
             if is_inline and order.has_many_lines:
                 self._keep(sid, order)
                 raise WouldBlock
@@ -218,8 +226,9 @@ class SqlRecallStore:
         total: int,
         changes: tuple[int, ...],
         most: int,
+        newest: Rows,
     ) -> SessionOrder:
-        """Return the order of a session; read only what the cached one lacks.
+        """Return the order of a session; read only what the cached one and `newest` lack.
 
         Raises:
             WouldBlock: the cached one lacks more than `most` messages.
@@ -232,7 +241,7 @@ class SqlRecallStore:
             if order.positions:
                 self._keep(sid, order)
             raise WouldBlock
-        return read_order(connection, sid, order, total)
+        return read_order(connection, sid, order, total, newest)
 
     def _keep(self, sid: int, order: SessionOrder) -> None:
         order.newest.trim()
@@ -241,6 +250,18 @@ class SqlRecallStore:
         if order.weight > self._orders.max_entry_weight:
             order.marks = NewestMarks()
         self._orders.put(sid, order, order.weight)
+
+
+def _read_session(
+    connection: SupportsStatements, sid: int, known: SessionOrder | None
+) -> tuple[Sequence[Any], Rows]:
+    """Read the counters of a session, and on PostgreSQL the newest rows that `known` lacks."""
+    if known is None or not known.positions or connection.dialect.name == "sqlite":
+        return next(iter(_SESSION.rows(connection, sid)), _GONE), ()
+    after = known.positions[-1]
+    rows = _SESSION_AND_NEWEST.rows(connection, sid, after, UNINDEXED_CHARACTERS)
+    newest = [row[_WIDTH:] for row in rows if row[_WIDTH] is not None]
+    return rows[0][:_WIDTH] if rows else _GONE, newest
 
 
 def _add_words(

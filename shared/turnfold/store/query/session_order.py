@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Integer, bindparam, case, select
 
@@ -252,7 +252,7 @@ _speaks = (messages.c.role == "user") | (messages.c.role == "assistant")
 _is_recallable = (_speaks | (messages.c.role == "tool")) & ~messages.c.is_copy
 _may_name = _speaks & messages.c.calls.is_(None)
 # The parameters of `SessionOrder.add`, in order, and the body of a message of `most` characters.
-_ORDER = Prepared(
+ORDER = (
     select(
         messages.c.position,
         case((_is_recallable, messages.c.tokens - messages.c.reasoning_tokens), else_=0),
@@ -262,28 +262,32 @@ _ORDER = Prepared(
         case((messages.c.characters <= bindparam("most", type_=Integer), messages.c.body)),
     )
     .where(_of_session, messages.c.position > bindparam("after", type_=BigInteger))
-    .order_by(messages.c.position),
-    ("of_sid", "after", "most"),
+    .order_by(messages.c.position)
 )
+_ORDER = Prepared(ORDER, ("of_sid", "after", "most"))
+Rows = Sequence[Sequence[Any]]
 
 
 def read_order(
-    connection: SupportsStatements, sid: int, order: SessionOrder, total: int
+    connection: SupportsStatements, sid: int, order: SessionOrder, total: int, newest: Rows
 ) -> SessionOrder:
     """Append what `order` lacks of the `total` messages of its session, and return it.
 
-    Events may be ingested late, before others: then the counts differ, and all is read again.
+    `newest` are rows that were read already, perhaps not all. Events may be ingested late, before
+    others: then the counts differ, and all is read again.
     """
     # Once from what is known, and once more from the beginning if that did not give all.
     for _ in range(2):
         last = order.positions[-1] if order.positions else -1
         order.new_from = len(order.positions)
+        number = total - order.new_from
         # If they are few, their words are needed next.
-        most = UNINDEXED_CHARACTERS if total - order.new_from <= MOST_NEWEST else -1
+        most = UNINDEXED_CHARACTERS if number <= MOST_NEWEST else -1
         order.new_bodies = {}
-        for ordinal, (*facts, body) in enumerate(
-            _ORDER.rows(connection, sid, last, most), order.new_from
-        ):
+        rows: Rows = [row for row in newest if row[0] > last]
+        if len(rows) != number:
+            rows = _ORDER.rows(connection, sid, last, most)
+        for ordinal, (*facts, body) in enumerate(rows, order.new_from):
             order.add(*facts)
             if body is not None:
                 order.new_bodies[ordinal] = body

@@ -104,7 +104,7 @@ class SqlWindowStore:
         self._known: LRUCache[int, CachedSession] = LRUCache(KNOWN)
         # The position after which messages are new, by the hash of a session's key. Another one
         # costs a transaction, so it is never wrong.
-        self._ends: LRUCache[int, int] = LRUCache(KNOWN)
+        self._ends: LRUCache[int, int] = LRUCache(KNOWN // 8)
         self.caches: tuple[LRUCache[Any, Any], ...] = (self._known,)
 
     async def ingested_to(self) -> int:
