@@ -245,6 +245,8 @@ def refresh_covered(
     # The newest system message is evicted only after a newer one came.
     if session.retracted_seq and known.system_of != known.arrangement:
         is_pinned = pinned_message(known.messages) is not None
+        if at_once and not is_pinned:
+            raise WouldBlock
         known.covered_system = None if is_pinned else _system(connection, session.sid, END_POSITION)
         known.system_of = known.arrangement
 

@@ -396,9 +396,12 @@ def _texts_of(
 
 
 def _body(connection: SupportsStatements, sid: int, position: int) -> str:
-    """Read the text of a message, which may have been retracted since."""
-    found = (
-        _texts_of(connection, sid, [position], are_retracted=are_retracted)
-        for are_retracted in (False, True)
-    )
-    return next(chain.from_iterable(found))[1]
+    """Read the text of a message, which may have been retracted since.
+
+    Raises:
+        WouldBlock: it was erased after the statement before.
+    """
+    for are_retracted in (False, True):
+        for _, body in _texts_of(connection, sid, [position], are_retracted=are_retracted):
+            return body
+    raise WouldBlock
