@@ -1,9 +1,12 @@
-"""A question about who asks it, or about what the agent told, prefers their messages (F2)."""
+"""A question about who asks it, or about what the agent told, prefers their messages (F2).
+
+Wishes of the user for every answer count for any question.
+"""
 
 import pytest
 
 from turnfold.core.recall.mask_ranking import mask_of
-from turnfold.core.recall.question import question_of
+from turnfold.core.recall.question import WISHES, question_of
 from turnfold.core.recall.ranking import Speaker
 from turnfold.operations.query.recall_decisions import ranked
 from turnfold.ports.recall import SearchedSession
@@ -11,9 +14,11 @@ from turnfold.ports.recall import SearchedSession
 MESSAGES = 100
 OF_USER, OF_AGENT = 40, 61
 """A message of each that holds the word of the question; the agent's is newer."""
+WISH_OF_USER, WISH_OF_AGENT = 20, 81
 
 
 def session(question: str, *speakers: Speaker) -> SearchedSession:
+    wishes = mask_of([WISH_OF_USER, WISH_OF_AGENT], MESSAGES)
     return SearchedSession(
         question=question_of(question),
         positions=range(MESSAGES),
@@ -21,7 +26,7 @@ def session(question: str, *speakers: Speaker) -> SearchedSession:
         masks=[mask_of([OF_USER, OF_AGENT], MESSAGES)],
         matches=(),
         speakers=speakers,
-        look_up=lambda lookups, _: [0 for _ in lookups],
+        look_up=lambda lookups, _: [wishes if lookup == WISHES else 0 for lookup in lookups],
         texts=lambda ordinals: ["" for _ in ordinals],
         marked_lines=lambda _: {},
         is_own=bytearray(ordinal % 2 for ordinal in range(MESSAGES)),
@@ -66,3 +71,13 @@ def test_who_asks_matters_neither_to_an_agent_at_work_nor_where_a_speaker_is_nam
     assert next(ranked(session("Where is my lantern?"), 1_000)) == OF_AGENT
     named = session("Where is my lantern, Marta?", Speaker({OF_AGENT}, {OF_AGENT // 6: OF_AGENT}))
     assert next(ranked(named, 1_000, weighs_tellers=True)) == OF_AGENT
+    assert WISH_OF_USER not in [*ranked(named, 1_000, weighs_tellers=True)]
+
+
+@pytest.mark.proves("F2")
+def test_a_wish_of_the_user_for_every_answer_counts_for_any_question() -> None:
+    ordinals = [*ranked(session("Which lantern burns?"), 1_000, weighs_tellers=True)]
+
+    assert WISH_OF_USER in ordinals[:3]
+    assert WISH_OF_AGENT not in ordinals
+    assert WISH_OF_USER not in [*ranked(session("Which lantern burns?"), 1_000)]

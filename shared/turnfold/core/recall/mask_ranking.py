@@ -25,6 +25,8 @@ MOST_MASKED: Final = 5_000
 """The most messages of a session that is scored in this way."""
 SIMILAR: Final = 0.5
 """The weight of a word that is similar to one of the question."""
+WISH: Final = 1.3
+"""The weight of a word by which a user wishes something of every answer."""
 RELATED: Final = 0.3
 """The weight of a word that several of the best messages share and the question lacks."""
 MOST_ADDED: Final = 0.1
@@ -102,6 +104,14 @@ def add_words(
             added = weight * rarity_of(holders, number)
             for ordinal in ordinals_in(mask):
                 scores[ordinal] += added
+
+
+def add_wishes(
+    scores: defaultdict[int, float], holders: Mask, is_own: Sequence[int], number: int
+) -> None:
+    """Add the words of wishes for every answer, in the messages that are not the agent's own."""
+    wishes = [ordinal for ordinal in ordinals_in(holders) if not is_own[ordinal]]
+    add_words(scores, [mask_of(wishes, number)], number, WISH)
 
 
 def _digits(mask: Mask, number: int) -> Digits:

@@ -29,6 +29,12 @@ MOST_RELATED: Final = 12
 """The most lookups for words that the best messages share."""
 MOST_SIMILAR: Final = 24
 """The most lookups for words similar to those of a question."""
+WISHES: Final[Lookup] = (
+    Term(word_term("always")),
+    Term(word_term("never")),
+    Term(word_term("prefer"), is_prefix=True),
+)
+"""The lookup for what a user wishes of every answer."""
 
 _ASKING: Final = frozenset(("i", "me", "mine", "my", "myself"))
 _TOLD_BY_AGENT: Final = re.compile(

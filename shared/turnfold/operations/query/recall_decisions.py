@@ -24,11 +24,13 @@ from turnfold.core.recall.mask_ranking import (
     MOST_PLACES_OF_ADDED,
     RELATED,
     SIMILAR,
+    add_wishes,
     add_words,
     score_masks,
 )
 from turnfold.core.recall.question import READ_CHARACTERS as QUERY_CHARACTERS
 from turnfold.core.recall.question import (
+    WISHES,
     RecallQuestion,
     begins_with,
     question_of,
@@ -278,7 +280,7 @@ def ranked(
     share rank the later ones: both find messages with other words than the question's. The latter
     are looked up only if a share of the room is left by then. A question without a named speaker
     may be about who asks it, or about the agent: then their messages come first, if it
-    `weighs_tellers`.
+    `weighs_tellers`. With it, the user's wishes for every answer count for any such question.
     """
     number, tokens = len(session.positions), session.tokens
     if session.masks is None:
@@ -287,6 +289,9 @@ def ranked(
         scores = score_masks(session.masks, tokens, number, room, session.speakers)
         similar = session.look_up(similar_lookups(session.question), MOST_PLACES_OF_ADDED)
         add_words(scores, similar, number, SIMILAR)
+        if weighs_tellers and not session.speakers:
+            [holders] = session.look_up([WISHES], MOST_PLACES_OF_ADDED)
+            add_wishes(scores, holders, session.is_own, number)
     is_about_agent = session.question.is_about_agent
 
     def ordered() -> list[int]:
