@@ -3,9 +3,11 @@
 Wishes of the user for every answer count for any question.
 """
 
+from collections import defaultdict
+
 import pytest
 
-from turnfold.core.recall.mask_ranking import mask_of
+from turnfold.core.recall.mask_ranking import MOST_WISHES, add_wishes, mask_of
 from turnfold.core.recall.question import WISHES, question_of
 from turnfold.core.recall.ranking import Speaker
 from turnfold.operations.query.recall_decisions import ranked
@@ -81,3 +83,12 @@ def test_a_wish_of_the_user_for_every_answer_counts_for_any_question() -> None:
     assert WISH_OF_USER in ordinals[:3]
     assert WISH_OF_AGENT not in ordinals
     assert WISH_OF_USER not in [*ranked(session("Which lantern burns?"), 1_000)]
+
+
+@pytest.mark.proves("F2")
+def test_of_many_wishes_only_the_newest_count() -> None:
+    scores: defaultdict[int, float] = defaultdict(float)
+
+    add_wishes(scores, mask_of(range(2 * MOST_WISHES), 1_000), bytearray(1_000), 1_000)
+
+    assert [*scores] == [*range(MOST_WISHES, 2 * MOST_WISHES)]

@@ -27,6 +27,8 @@ SIMILAR: Final = 0.5
 """The weight of a word that is similar to one of the question."""
 WISH: Final = 1.3
 """The weight of a word by which a user wishes something of every answer."""
+MOST_WISHES: Final = 30
+"""Only so many of the newest wishes count: all of a long session would leave no room for others."""
 RELATED: Final = 0.3
 """The weight of a word that several of the best messages share and the question lacks."""
 MOST_ADDED: Final = 0.1
@@ -109,9 +111,9 @@ def add_words(
 def add_wishes(
     scores: defaultdict[int, float], holders: Mask, is_own: Sequence[int], number: int
 ) -> None:
-    """Add the words of wishes for every answer, in the messages that are not the agent's own."""
+    """Add the words of wishes for every answer, in the newest messages that are not the agent's."""
     wishes = [ordinal for ordinal in ordinals_in(holders) if not is_own[ordinal]]
-    add_words(scores, [mask_of(wishes, number)], number, WISH)
+    add_words(scores, [mask_of(wishes[-MOST_WISHES:], number)], number, WISH)
 
 
 def _digits(mask: Mask, number: int) -> Digits:

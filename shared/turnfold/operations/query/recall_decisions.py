@@ -45,7 +45,7 @@ from turnfold.core.recall.quotes import (
     best_lines,
     numbers_of_names,
 )
-from turnfold.core.recall.ranking import rank, score, times_teller
+from turnfold.core.recall.ranking import MOST_PLACES, rank, score, times_teller
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.forms import Form
@@ -290,7 +290,7 @@ def ranked(
         similar = session.look_up(similar_lookups(session.question), MOST_PLACES_OF_ADDED)
         add_words(scores, similar, number, SIMILAR)
         if weighs_tellers and not session.speakers:
-            [holders] = session.look_up([WISHES], MOST_PLACES_OF_ADDED)
+            [holders] = session.look_up([WISHES], MOST_PLACES)
             add_wishes(scores, holders, session.is_own, number)
     is_about_agent = session.question.is_about_agent
 
