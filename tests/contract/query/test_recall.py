@@ -166,46 +166,6 @@ async def test_a_call_of_an_odd_id_returns_with_its_result(stores: Stores, call_
     assert "In store 1042." in block_of(told)
 
 
-@pytest.mark.proves("F2", "L11")
-@pytest.mark.parametrize(
-    ("content", "budget", "queries"),
-    [
-        (QUESTION, 600, [QUESTION, "Which  cellar holds\none lantern?"]),
-        (f"{QUESTION}\n{1_000 * '='}", 1_100, [f"{QUESTION} {1_000 * '='}", QUESTION]),
-        ([{"type": "text", "text": QUESTION}], 600, [QUESTION]),
-    ],
-    ids=["short", "long", "in parts"],
-)
-async def test_the_newest_request_asks_where_no_query_is_given_or_one_repeats_it(
-    stores: Stores, content: Any, budget: int, queries: list[str]
-) -> None:
-    await long_ago(stores, user(content))
-    asker = Asker(stores)
-
-    unasked = await asker.told(max_tokens=budget)
-
-    assert FACT in block_of(unasked)
-    for query in queries:
-        repeated = await asker.told(max_tokens=budget, query=query)
-        assert repeated["messages"] == unasked["messages"]
-    other = await asker.told(max_tokens=budget, query="And the lanterns of the cellar?")
-    assert len(other["messages"]) < len(unasked["messages"])
-    assert block_of(await asker.told(max_tokens=budget, recall=False)) == ""
-
-
-@pytest.mark.proves("F2")
-@pytest.mark.parametrize("blank", ["", " \n"])
-async def test_a_blank_query_is_none(stores: Stores, blank: str) -> None:
-    await long_ago(stores, user(QUESTION))
-    asker = Asker(stores)
-
-    unasked = await asker.told(max_tokens=400)
-
-    assert FACT in block_of(unasked)
-    for fields in ({"query": blank}, {"recall": {"query": blank}}):
-        assert (await asker.told(max_tokens=400, **fields))["messages"] == unasked["messages"]
-
-
 @pytest.mark.proves("F2")
 @pytest.mark.parametrize(
     "off", [{"recall": False}, {"mode": "emergency"}, {"recall": {"tokens": 5}}]

@@ -1,0 +1,65 @@
+"""Which question a window's recall answers: the newest request, or a query of its own."""
+
+from typing import Any
+
+import pytest
+
+from tests.contract.query.test_recall import FACT, QUESTION, Asker, Json, block_of, long_ago
+from tests.store_fixtures import NOON, Stores, retracted, user
+
+LONG_QUESTION = f"{QUESTION}\n{1_000 * '='}"
+
+
+@pytest.mark.proves("F2", "L11")
+@pytest.mark.parametrize(
+    ("content", "budget", "queries"),
+    [
+        (QUESTION, 600, [QUESTION, "Which  cellar holds\none lantern?"]),
+        (LONG_QUESTION, 1_100, [LONG_QUESTION.replace("\n", " "), QUESTION]),
+        ([{"type": "text", "text": QUESTION}], 600, [QUESTION]),
+    ],
+    ids=["short", "long", "in parts"],
+)
+async def test_the_newest_request_asks_where_no_query_is_given_or_one_repeats_it(
+    stores: Stores, content: Any, budget: int, queries: list[str]
+) -> None:
+    await long_ago(stores, user(content))
+    asker = Asker(stores)
+
+    unasked = await asker.told(max_tokens=budget)
+
+    assert FACT in block_of(unasked)
+    for query in queries:
+        repeated = await asker.told(max_tokens=budget, query=query)
+        assert repeated["messages"] == unasked["messages"]
+    other = await asker.told(max_tokens=budget, query="And the lanterns of the cellar?")
+    assert len(other["messages"]) < len(unasked["messages"])
+    assert block_of(await asker.told(max_tokens=budget, recall=False)) == ""
+
+
+@pytest.mark.proves("F2")
+async def test_a_query_may_also_repeat_a_request_that_was_retracted_since(stores: Stores) -> None:
+    await long_ago(stores, user(LONG_QUESTION))
+    asked: Json = {"max_tokens": 1_100, "as_of": "2027-01-15T08:00:30Z"}
+    await stores.ingest(retracted(50, "e40#0", at_ms=NOON + 60_000))
+
+    unasked, repeated, other = [
+        (await Asker(stores).told(**asked, query=query))["messages"]
+        for query in (None, LONG_QUESTION, "And the lanterns of the cellar?")
+    ]
+
+    assert len(other) < len(unasked)
+    assert repeated == unasked
+
+
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize("blank", ["", " \n"])
+async def test_a_blank_query_is_none(stores: Stores, blank: str) -> None:
+    await long_ago(stores, user(QUESTION))
+    asker = Asker(stores)
+
+    unasked = await asker.told(max_tokens=400)
+
+    assert FACT in block_of(unasked)
+    for fields in ({"query": blank}, {"recall": {"query": blank}}):
+        assert (await asker.told(max_tokens=400, **fields))["messages"] == unasked["messages"]
