@@ -86,10 +86,12 @@ async def test_what_a_damaged_file_refuses_is_no_dead_letter_and_is_stored_once_
     [
         ("REVOKE INSERT ON messages FROM {}", "GRANT INSERT ON messages TO {}"),
         ("ALTER ROLE {} NOLOGIN", "ALTER ROLE {} LOGIN"),
+        ("ALTER TABLE messages RENAME TO old", "ALTER TABLE old RENAME TO messages"),
+        ("ALTER TABLE messages RENAME gist TO old", "ALTER TABLE messages RENAME old TO gist"),
     ],
-    ids=["a right", "the login"],
+    ids=["a right", "the login", "a table", "a column"],
 )
-async def test_what_a_role_may_not_do_is_no_dead_letter_and_is_stored_once_it_may(
+async def test_what_is_taken_from_a_role_makes_no_dead_letter_and_is_stored_once_it_is_back(
     postgres_url: str, taking: str, giving: str
 ) -> None:
     await upgrade(postgres_url)

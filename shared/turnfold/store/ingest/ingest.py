@@ -82,9 +82,11 @@ class SqlIngestStore:
             OverflowError,
             UnicodeError,
         ) as error:
-            if type(error) is DatabaseError:
-                # Of no kind: SQLite says so of a damaged file, which is no fault of the events.
-                raise Unavailable("the database file is damaged; restore a backup") from error
+            if _blames_database(error):
+                raise Unavailable(
+                    "the database is damaged, or its tables are of another release; "
+                    "restore a backup, and run `turnfold migrate`"
+                ) from error
             raise UnstorableBatch(type(error).__name__) from error
 
     async def mark_ingested(self, ranges_: Sequence[ranges.Range]) -> None:
@@ -126,3 +128,10 @@ class SqlIngestStore:
     async def ingested_to(self) -> int:
         """Return the sequence up to which every event is ingested; 0 if the first is missing."""
         return await self._database.snapshot(ranges.whole_to)
+
+
+def _blames_database(error: Exception) -> bool:
+    """Return whether an error is no fault of the events."""
+    # SQLite has no kind of error for a damaged file. PostgreSQL lacks a column or a table.
+    state = getattr(getattr(error, "orig", error), "sqlstate", None)
+    return type(error) is DatabaseError or state in ("42703", "42P01")
