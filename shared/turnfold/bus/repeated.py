@@ -10,10 +10,10 @@ OFTEN: Final = 3
 """A message that was delivered more often than this may be the cause."""
 PAUSE_SECONDS: Final = 2.0
 """The time that other messages have before the first of these, which may end the process."""
-MOST_BYTES: Final = 4 * 1024 * 1024
-"""The most bytes of one subject that wait. If all of a session fail, others need the room."""
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""The messages that wait have fewer bytes, half of what a consumer holds."""
 LEAST_BYTES: Final = 4 * 1024
-"""A smaller message counts as so many, which limits their number to a thousand."""
+"""A smaller message counts as so many, which limits their number to four thousand."""
 ACK_TOKENS: Final = 9
 MOST_DIGITS: Final = 19
 
@@ -64,18 +64,26 @@ class RepeatedMessages:
         self._taken: dict[int, Msg] = {}
         """By their ids, which other messages could have if these were not kept."""
         self._bytes: Counter[str] = Counter()
+        self._all_bytes = 0
         self._most = 1
         self._due_at = 0.0
 
     def add(self, message: Msg, now: float) -> bool:
         """Add a message, unless many of its subject wait; return whether it was added."""
-        if self._bytes[message.subject] >= MOST_BYTES:
+        # A quarter of what is free: there is room for another subject, however many wait.
+        if self._bytes[message.subject] >= (MOST_BYTES - self._all_bytes) // 4:
             return False
         if not self._waiting:
             self._due_at = now + PAUSE_SECONDS
         self._waiting.append(message)
-        self._bytes[message.subject] += max(len(message.data), LEAST_BYTES)
+        self._count(message)
         return True
+
+    def _count(self, *messages: Msg) -> None:
+        for message in messages:
+            size = max(len(message.data), LEAST_BYTES)
+            self._bytes[message.subject] += size
+            self._all_bytes += size
 
     def due_in(self, now: float) -> float | None:
         """Return the seconds until some may be taken; None if none wait, or some are taken."""
@@ -93,10 +101,8 @@ class RepeatedMessages:
 
         self._waiting = deque(sorted(self._waiting, key=turn_of))
         taken = oldest_of(self._waiting, min(most, self._most), most_bytes)
-        for message in taken:
-            self._bytes[message.subject] -= max(len(message.data), LEAST_BYTES)
-        # Without those of which none wait.
-        self._bytes = +self._bytes
+        self._bytes, self._all_bytes = Counter(), 0
+        self._count(*self._waiting)
         self._taken = {id(message): message for message in taken}
         return taken
 
@@ -115,5 +121,4 @@ class RepeatedMessages:
         """Return all messages that wait."""
         waiting = [*self._waiting]
         self._waiting.clear()
-        self._bytes.clear()
         return waiting
