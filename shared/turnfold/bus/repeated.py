@@ -95,9 +95,10 @@ class RepeatedMessages:
         random.shuffle(self._waiting)
         turns: Counter[str] = Counter()
 
-        def turn_of(message: Msg) -> int:
+        def turn_of(message: Msg) -> tuple[int, float]:
             turns[message.subject] += 1
-            return turns[message.subject]
+            # At random again, or a subject with many messages would nearly always begin.
+            return turns[message.subject], random.random()  # noqa: S311  # nobody gains by guessing
 
         self._waiting = deque(sorted(self._waiting, key=turn_of))
         taken = oldest_of(self._waiting, min(most, self._most), most_bytes)

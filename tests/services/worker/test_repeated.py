@@ -201,3 +201,19 @@ def test_a_quarter_of_what_is_free_waits_of_a_subject_and_each_subject_has_its_t
     assert set(first) == {"turn.completed", "large", *(f"s{number}" for number in range(99))}
     assert first.count("turn.completed") < 16
     assert [waiting.add(repeated_message("4"), 0.0) for _ in range(820)] == [True] * 820
+
+
+@pytest.mark.proves("I5")
+def test_one_event_is_soon_taken_among_hundreds_of_a_session_that_fail() -> None:
+    waiting = RepeatedMessages()
+    for number in range(800):
+        waiting.add(repeated_message("4", subject="one" if number == 700 else "faulty"), 0.0)
+    taken: list[str] = []
+
+    while "one" not in taken:
+        (message,) = waiting.take(2_000, 10_000)
+        waiting.settle(message, 0.0, is_stored=False)
+        taken.append(message.subject)
+
+    # Each time with a chance of a half.
+    assert len(taken) < 40
