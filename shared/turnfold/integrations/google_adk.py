@@ -243,10 +243,13 @@ class _RequestContents:
         ]
         call_id = names[0] if names else f"unknown-{len(self._chat)}"
         self._open = [call for call in self._open if call[0] != call_id]
-        text = json.dumps(response.model_dump(mode="json")["response"] or {}, ensure_ascii=False)
+        said = response.model_dump(mode="json")["response"] or {}
+        text = json.dumps(said, ensure_ascii=False)
         files = [chat for part in response.parts or () if (chat := _file(part)) is not None]
         content = content_of([{"type": "text", "text": text}, *files])
-        return {"role": "tool", "tool_call_id": call_id, "name": response.name, "content": content}
+        body = {"role": "tool", "tool_call_id": call_id, "name": response.name, "content": content}
+        # By convention of the API, this key has the details of an error.
+        return body | ({"is_error": True} if said.get("error") else {})
 
     def _message(self, content: types.Content, parts: Sequence[types.Part], place: int) -> Chat:
         """Return what is no response: texts, calls, and the rest as fields that are counted."""

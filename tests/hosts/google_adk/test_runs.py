@@ -86,6 +86,25 @@ async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
     assert roles == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
 
 
+async def test_a_tool_that_failed_is_recorded_as_failed(
+    system: RunningSystem, session_id: str
+) -> None:
+    def look(place: str) -> dict[str, str | None]:
+        """Look at a place; the hall is closed."""
+        closed = place == "hall"
+        return {"error": "It is closed."} if closed else {"error": None, "result": place}
+
+    model = ScriptedModel(script=[calls("hall", "yard"), says("One is closed.")])
+    runner = runner_of(model, session_id, system.nats_url)
+    runner.agent.tools = [look]
+    await started(runner)
+
+    await turn(runner, "What is there?")
+
+    failed = [one.is_error for one in await system.stored(session_id, GUIDE)]
+    assert failed == [False, False, True, False, False]
+
+
 @pytest.mark.proves("L5")
 async def test_a_response_stays_with_its_call_beside_one_of_the_same_tool_that_is_still_open(
     system: RunningSystem, session_id: str

@@ -232,13 +232,14 @@ async def test_a_history_that_a_command_saved_has_results_as_they_were_published
         saved.write_text(told.out)
         again = await replay(system, str(saved))
         imported = client.session("replay", "saved")
-        originals = [one.message async for one in imported.originals()]
+        originals = [one async for one in imported.originals()]
         after = await imported.context(max_tokens=8_000, format="anthropic")
 
     assert (before.fresh, before.messages[-1]["content"][0]["is_error"]) == (True, True)
     assert after.messages == before.messages
     assert (again.status, told.rows[-1]["original_content"]) == (0, {"price": [1, 2]})
-    assert originals[-1]["content"] == {"price": [1, 2]}
+    assert originals[-1].message["content"] == {"price": [1, 2]}
+    assert [one.is_error for one in originals] == [False, False, True]
 
 
 def pages(url: str) -> Iterator[str]:

@@ -169,6 +169,7 @@ def weigh_message(
         event.originals[index],
         event.bodies[index],
         write_gist(body, measured.calls, count),
+        is_error=body["role"] == "tool" and body.get("is_error") is True,
     )
 
 
