@@ -14,7 +14,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import filterfalse, takewhile
 from typing import Any
 from urllib.parse import quote
 
@@ -50,6 +50,12 @@ _OF_ONE_CALL = (
 instructions of an agent that has static ones, and memories."""
 _FILES_OF_INSTRUCTION = ("Referenced inline data: ", "Referenced file data: ")
 """How contents begin with which the ADK begins each call, if the static instruction has files."""
+_LOADED = {
+    "load_artifacts": "Artifact ",
+    "load_mcp_resource": "Resource ",
+    "load_skill_resource": "The content of binary file ",
+}
+"""Tools behind whose responses the ADK puts what they load, for one call, and how that begins."""
 _OF_ANOTHER_AGENT = "For context: below is a transcript of what another agent did"
 _OF_ANOTHER_AGENT_UNFENCED = "For context:"
 """The first part of what another agent did, of versions that quote it without fences: the next
@@ -163,13 +169,18 @@ class _RequestContents:
         self, contents: Sequence[types.Content], given: Sequence[types.Content] = ()
     ) -> None:
         self._beginning = _beginning(contents)
+        loaded = _loaded(contents)
+
+        def is_recorded(content: types.Content) -> bool:
+            return not (_is_of_one_call(content) or content in loaded)
+
         others = contents[len(self._beginning) :]
         start = _start_of(given, others)
         self._given = list(others[start : start + len(given)])
-        self._after_given = sum(1 for one in others[:start] if not _is_of_one_call(one))
+        self._after_given = sum(map(is_recorded, others[:start]))
         others = [*others[:start], *others[start + len(given) :]]
-        self._contents = [one for one in others if not _is_of_one_call(one)]
-        self._of_one_call = [one for one in others if _is_of_one_call(one)]
+        self._contents = list(filter(is_recorded, others))
+        self._of_one_call = list(filterfalse(is_recorded, others))
         self._parts: list[list[types.Part]] = []
         self._chat: list[Chat] = []
         self._calls: dict[str, types.FunctionCall] = {}
@@ -336,13 +347,23 @@ def _is_of_one_call(content: types.Content) -> bool:
     return content.role == "user" and (begin or "").startswith(_OF_ONE_CALL)
 
 
+def _loaded(contents: Sequence[types.Content]) -> list[types.Content]:
+    """Return what the ADK loads for one call, in the user's name, behind the responses of tools."""
+    start = len(contents) - _newest_of_user(contents)
+    names = [response.name for one in contents[:start][-1:] for response in _responses(one)]
+    begins = tuple(_LOADED[name] for name in names if name in _LOADED)
+    newest = contents[start:] if begins else ()
+    return [one for one in newest if one.parts and (one.parts[0].text or "").startswith(begins)]
+
+
+def _responses(content: types.Content) -> list[types.FunctionResponse]:
+    return [part.function_response for part in content.parts or () if part.function_response]
+
+
 def _newest_of_user(contents: Sequence[types.Content]) -> int:
     """Return how many contents the user wrote after the newest answer or response of a function."""
     newest = takewhile(
-        lambda content: (
-            content.role == "user"
-            and not any(part.function_response for part in content.parts or ())
-        ),
+        lambda content: content.role == "user" and not _responses(content),
         reversed(contents),
     )
     return sum(1 for _ in newest)
