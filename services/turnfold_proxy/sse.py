@@ -1,9 +1,12 @@
 """Server-sent events: the data of each event, from chunks of bytes."""
 
+import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Final
 
-_BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
+_BEFORE_JSON: Final = BOM_UTF8 + b" \t\r\n"
+_LINE_END: Final = re.compile(rb"\r\n?|\n")
 
 
 class SseDecoder:
@@ -12,17 +15,22 @@ class SseDecoder:
     def __init__(self) -> None:
         self._rest = bytearray()
         self._data: list[bytes] = []
+        self._ends_with_return = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of the events that this chunk completes."""
+        if self._ends_with_return:
+            # The line that ended with the last chunk does not end a second time.
+            chunk = chunk.removeprefix(b"\n")
+        self._ends_with_return = chunk.endswith(b"\r")
         self._rest += chunk
         # To split a long line again with each of its chunks would take quadratic time.
-        if b"\n" not in chunk:
+        if _LINE_END.search(chunk) is None:
             return
-        *lines, rest = bytes(self._rest).split(b"\n")
+        *lines, rest = _LINE_END.split(bytes(self._rest))
         self._rest = bytearray(rest)
         for raw in lines:
-            line = raw.removesuffix(b"\r")
+            line = raw.removeprefix(BOM_UTF8)
             # Where events have types, their data has them as well, so no other line is needed.
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from codecs import BOM_UTF8
 from typing import Any
 
 import httpx
@@ -24,11 +25,22 @@ def event(**delta: Any) -> bytes:
 
 
 @pytest.mark.proves("G10")
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("mark", [b"", BOM_UTF8])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("size", [1, 7, 1_000])
-def test_chunks_may_divide_events_anywhere(end: bytes, size: int) -> None:
-    lines = [event(content="Hal"), b"", event(content="lo"), b"", b"data: [DONE]", b"", b""]
-    stream = end.join(lines)
+def test_chunks_may_divide_events_anywhere(mark: bytes, end: bytes, size: int) -> None:
+    first, second = event(content="Hal").split(b", ", 1)
+    lines = [
+        first + b",",
+        b"data:" + second,
+        b"",
+        event(content="lo"),
+        b"",
+        b"data: [DONE]",
+        b"",
+        b"",
+    ]
+    stream = mark + end.join(lines)
     tap = AnswerTap(ChatApi().reader())
 
     for start in range(0, len(stream), size):
