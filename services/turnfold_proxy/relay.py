@@ -54,8 +54,9 @@ class AnswerTap:
             self._body += chunk
             return
         for data in self._events.feed(chunk):
-            # Streams of chat completions end with this text, which is no JSON.
-            if data != b"[DONE]":
+            # Streams of chat completions end with this text, which is no JSON; clients look no more
+            # than at its beginning.
+            if not data.startswith(b"[DONE]"):
                 self._add(data)
 
     def answer(self) -> ModelAnswer:

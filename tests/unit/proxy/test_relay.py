@@ -36,7 +36,7 @@ def test_chunks_may_divide_events_anywhere(mark: bytes, end: bytes, size: int) -
         b"",
         event(content="lo"),
         b"",
-        b"data: [DONE]",
+        b"data: [DONE] ",
         b"",
         b"",
     ]
