@@ -65,12 +65,13 @@ class MessagesApi:
         return {**body, "messages": shown}
 
     def stored(self, element: Element) -> Element:
-        """Return a message without marks of a cache, and without blank texts beside other blocks.
+        """Return a message without marks of a cache, an answer also without blank texts.
 
-        Models write such texts, but the API refuses them, so clients leave them out.
+        Models write these beside other blocks, but the API refuses them, so clients leave them out.
         """
         message: Element = without_markers(element)
-        if not isinstance(content := message.get("content"), list):
+        content = message.get("content")
+        if message.get("role") != "assistant" or not isinstance(content, list):
             return message
         return {
             **message,

@@ -91,6 +91,21 @@ def test_thoughts_in_the_content_of_an_answer_are_not_compared() -> None:
     assert told == [told[0]] * 4
 
 
+@pytest.mark.parametrize(
+    ("role", "others", "is_left_out"),
+    [("assistant", ["tool_use"], True), ("assistant", [], False), ("user", ["tool_result"], False)],
+)
+def test_a_blank_text_is_left_out_of_an_answer_that_says_more(
+    role: str, others: list[str], *, is_left_out: bool
+) -> None:
+    """Clients of Anthropic leave it out, but what a user sends goes out as it came."""
+    blank, blocks = {"type": "text", "text": "\n\n"}, [{"type": kind} for kind in others]
+
+    stored = APIS["/v1/messages"].stored({"role": role, "content": [blank, *blocks]})
+
+    assert stored["content"] == (blocks if is_left_out else [blank, *blocks])
+
+
 @pytest.mark.proves("G10")
 @pytest.mark.parametrize("limits", [{}, {"max_completion_tokens": None}])
 def test_a_limit_of_the_answer_counts_beside_one_that_is_null(limits: dict[str, None]) -> None:
