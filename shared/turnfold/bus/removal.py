@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from nats.aio.client import Client
 
 from turnfold.bus.asking import ask_jetstream, asking, find_event, time_ms
+from turnfold.bus.streams import first_sequence
 from turnfold.contracts.subjects import EVENTS_STREAM
 
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -60,16 +61,17 @@ class EventRemoval:
         Raises:
             Unavailable: the server does not answer. Events that are gone may be removed again.
         """
-        sequences, connection = list(erased), self._client.stats["reconnects"]
+        sequences, wanted = list(erased), self.wanted
+        connection = self._client.stats["reconnects"]
         if sequences[0] != self._next or connection != self._connection:
             self._connection, self._next = connection, sequences[0]
             self._sizes.clear()
-            self._bytes = BLOCK_BYTES if await self._is_first(sequences[0]) else 0
-            if self._bytes:
-                return ()
+            with asking():
+                is_first = await first_sequence(self._client) >= sequences[0]
+            self._bytes = BLOCK_BYTES if is_first else 0
         if self._bytes >= BLOCK_BYTES:
             joined = [seq for at, seq in enumerate(sequences) if seq == sequences[0] + at]
-            may_go_on = len(joined) == self.wanted
+            may_go_on = len(joined) == wanted
             inner = await self._inner(joined, erased)
             if inner or may_go_on:
                 await self._forget(inner)
@@ -131,12 +133,6 @@ class EventRemoval:
                 return ANOTHER
             encoded = message.get("hdrs", ""), message.get("data", "")
             return len(message["subject"]) + sum(len(b64decode(text)) for text in encoded)
-
-    async def _is_first(self, seq: int) -> bool:
-        """Return whether the stream holds no event before this sequence."""
-        first = await find_event(self._client, seq=1, next_by_subj=">")
-        with asking():
-            return first is None or first["message"]["seq"] >= seq
 
     async def _delete(self, seq: int, *, no_erase: bool) -> None:
         name = f"STREAM.MSG.DELETE.{EVENTS_STREAM}"
