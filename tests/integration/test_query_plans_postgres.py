@@ -34,7 +34,7 @@ from turnfold.ports.recall import Choice
 from turnfold.ports.search import Scope
 from turnfold.store.database import schema
 from turnfold.store.database.engine import Database
-from turnfold.store.database.statements import PreparedPairs
+from turnfold.store.database.statements import PAIRS, PreparedPairs
 from turnfold.store.ingest.open_compactions import quoted_texts
 from turnfold_migrations import upgrade
 
@@ -320,13 +320,13 @@ async def test_a_statement_for_pairs_looks_each_of_them_up_the_first_time_it_is_
     watched: Watched,
 ) -> None:
     database = Database(watched.url, writes=False)
-    pairs, messages = PreparedPairs.pairs, schema.messages
+    messages = schema.messages
     some = select(messages.c.sid, messages.c.position).order_by(messages.c.position).limit(FEW - 50)
     wanted = await database.snapshot(
         lambda connection: [(sid, position) for sid, position in connection.execute(some)]
     )
     of_pairs = select(messages.c.body).where(
-        messages.c.sid == pairs.c.a, messages.c.position == pairs.c.b
+        messages.c.sid == PAIRS.c.a, messages.c.position == PAIRS.c.b
     )
     prepared = PreparedPairs(of_pairs, (messages.c.sid.type, messages.c.position.type))
     watched.told.clear()

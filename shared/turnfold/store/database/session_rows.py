@@ -30,7 +30,13 @@ from turnfold.store.database.schema import (
     sessions,
     summaries,
 )
-from turnfold.store.database.statements import BulkInsert, PreparedIn, PreparedPairs, bulk_update
+from turnfold.store.database.statements import (
+    PAIRS,
+    BulkInsert,
+    PreparedIn,
+    PreparedPairs,
+    bulk_update,
+)
 
 ANY_NUMBER = 1 << 62
 """More sessions than there will ever be."""
@@ -173,8 +179,7 @@ _LOCKED = (
 )
 _VERSION = 9 + COUNTERS.index("version")
 _SUMMARY_TOKENS = -1
-_pairs = PreparedPairs.pairs
-_is_of_key = (sessions.c.agent_id == _pairs.c.a) & (sessions.c.session_id == _pairs.c.b)
+_is_of_key = (sessions.c.agent_id == PAIRS.c.a) & (sessions.c.session_id == PAIRS.c.b)
 _BY_KEY = PreparedPairs(
     _LOCKED.where(_is_of_key),
     (sessions.c.agent_id.type, sessions.c.session_id.type),
@@ -187,7 +192,7 @@ _KNOWN = PreparedPairs(
 _AUDIT_ENDS = PreparedPairs(
     select(
         erasures.c.agent_id, erasures.c.session_id, erasures.c.audit_rows, erasures.c.audit_hash
-    ).where(erasures.c.agent_id == _pairs.c.a, erasures.c.session_id == _pairs.c.b),
+    ).where(erasures.c.agent_id == PAIRS.c.a, erasures.c.session_id == PAIRS.c.b),
     (erasures.c.agent_id.type, erasures.c.session_id.type),
 )
 _MADE = ("agent_id", "session_id", "audit_rows", "audit_hash")

@@ -174,15 +174,17 @@ class PreparedIn:
         return str(compiled).replace(f"IN (__[POSTCOMPILE_{self._name}])", of_list)
 
 
+PAIRS: Final = table("pairs", column("a"), column("b"))
+"""The list that a `PreparedPairs` joins."""
+
+
 class PreparedPairs:
-    """A SELECT that joins `pairs`, a list of two values each.
+    """A SELECT that joins `PAIRS`, a list of two values each.
 
     For `(a, b) IN (VALUES ...)` SQLite reads a whole table; it answers a join by index. PostgreSQL
     would read a whole table for a list of some hundred pairs, so it is told to look up each of
     them, unless all rows are locked in one order (`is_locked`).
     """
-
-    pairs = table("pairs", column("a"), column("b"))
 
     def __init__(
         self,
@@ -221,7 +223,7 @@ class PreparedPairs:
     def _looked_up(self) -> Select[*tuple[Any, ...]]:
         """Write one lookup per pair. OFFSET prevents the planner from merging them."""
         lookup = self._statement.offset(literal_column("0")).lateral("found")
-        return select(lookup).select_from(self.pairs, lookup)
+        return select(lookup).select_from(PAIRS, lookup)
 
     def _pairs(self, dialect: Dialect, length: int) -> str:
         if dialect.name == "postgresql":

@@ -26,7 +26,7 @@ from turnfold.core.text.search import Term
 from turnfold.core.text.word_segments import PostingList, SegmentHeader, posting_lists, read_header
 from turnfold.messages import MOST_INT64
 from turnfold.store.database.schema import word_index_segments
-from turnfold.store.database.statements import Prepared, PreparedPairs, SupportsStatements
+from turnfold.store.database.statements import PAIRS, Prepared, PreparedPairs, SupportsStatements
 
 REMOVED_BYTES = 2
 
@@ -49,7 +49,8 @@ Headers = LRUCache[int, dict[int, SegmentHeader]]
 """Headers of segments by session. They never change, and their numbers are never reused."""
 
 _of_session = word_index_segments.c.sid == bindparam("of_sid", type_=BigInteger)
-_is_header = word_index_segments.c.number == literal_column("0")
+is_header = word_index_segments.c.number == literal_column("0")
+"""The row is the header of a segment."""
 _LISTED = Prepared(
     select(
         word_index_segments.c.segment,
@@ -62,7 +63,7 @@ _LISTED = Prepared(
             )
         ),
     )
-    .where(_of_session, _is_header)
+    .where(_of_session, is_header)
     .order_by(word_index_segments.c.segment),
     ("of_sid", "known"),
 )
@@ -94,9 +95,9 @@ _LATE = PreparedPairs(
         word_index_segments.c.removed,
         word_index_segments.c.data,
     ).where(
-        word_index_segments.c.sid == PreparedPairs.pairs.c.a,
-        _is_header,
-        word_index_segments.c.last_position >= PreparedPairs.pairs.c.b,
+        word_index_segments.c.sid == PAIRS.c.a,
+        is_header,
+        word_index_segments.c.last_position >= PAIRS.c.b,
     ),
     (BigInteger(), BigInteger()),
 )

@@ -35,7 +35,7 @@ from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import agents, dead_letters, sessions
 from turnfold.store.database.session_rows import OVERRIDES
-from turnfold.store.database.statements import Prepared, PreparedPairs
+from turnfold.store.database.statements import PAIRS, Prepared, PreparedPairs
 from turnfold.store.ingest.tombstones import claim_of, in_portions, purge_from_stream
 
 SUBJECT_MISMATCH = str(EventFault.SUBJECT_MISMATCH)
@@ -105,14 +105,13 @@ _WITHOUT_SESSION = Prepared(
     ("after", "most"),
 )
 _OF_AGENTS = select(agents.c.agent_id, *(agents.c[name] for name in PolicyOverrides._fields))
-_pairs = PreparedPairs.pairs
 _OF_KEYS = PreparedPairs(
     select(
         dead_letters.c.dead_letter_id,
         dead_letters.c.at_ms,
-        _pairs.c.a,
-        _pairs.c.b,
-    ).where(dead_letters.c.agent_id == _pairs.c.a, dead_letters.c.session_id == _pairs.c.b),
+        PAIRS.c.a,
+        PAIRS.c.b,
+    ).where(dead_letters.c.agent_id == PAIRS.c.a, dead_letters.c.session_id == PAIRS.c.b),
     (dead_letters.c.agent_id.type, dead_letters.c.session_id.type),
 )
 

@@ -27,6 +27,7 @@ from turnfold.store.database.predicates import (
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import (
+    PAIRS,
     Bulk,
     BulkInsert,
     Prepared,
@@ -34,10 +35,9 @@ from turnfold.store.database.statements import (
     PreparedPairs,
 )
 
-_pairs = PreparedPairs.pairs
 _TEXTS = PreparedPairs(
     select(messages.c.position, messages.c.body).where(
-        messages.c.sid == _pairs.c.a, messages.c.position == _pairs.c.b
+        messages.c.sid == PAIRS.c.a, messages.c.position == PAIRS.c.b
     ),
     (messages.c.sid.type, messages.c.position.type),
 )

@@ -29,7 +29,7 @@ from turnfold.core.history.pairing import (
 )
 from turnfold.messages import MESSAGES_PER_EVENT, CallRef, position_of
 from turnfold.store.database.schema import messages, retracted_messages, retractions, tool_calls
-from turnfold.store.database.statements import Prepared, PreparedPairs, bulk_update
+from turnfold.store.database.statements import PAIRS, Prepared, PreparedPairs, bulk_update
 from turnfold.store.ingest.tombstones import in_portions
 
 Touched = tuple[int, str]
@@ -52,9 +52,8 @@ def retracted_at_ms(sid: ColumnElement[int], seq: ColumnElement[int]) -> ScalarS
     return select(retractions.c.at_ms).where(of_retraction).scalar_subquery()
 
 
-_pairs = PreparedPairs.pairs
 _KINDS = (tool_calls.c.sid.type, tool_calls.c.call_id.type)
-_IS_TOUCHED = (tool_calls.c.sid == _pairs.c.a, tool_calls.c.call_id == _pairs.c.b)
+_IS_TOUCHED = (tool_calls.c.sid == PAIRS.c.a, tool_calls.c.call_id == PAIRS.c.b)
 _CALLS = PreparedPairs(select(tool_calls).where(*_IS_TOUCHED), _KINDS)
 
 
@@ -63,11 +62,11 @@ def _is_recent(table: Table, call_id: str) -> ColumnElement[bool]:
     newer = table.alias("newer")
     first = (
         select(newer.c.position)
-        .where(newer.c.sid == _pairs.c.a, newer.c[call_id] == _pairs.c.b)
+        .where(newer.c.sid == PAIRS.c.a, newer.c[call_id] == PAIRS.c.b)
         .order_by(newer.c.position.desc())
         .limit(literal_column("1"))
         .offset(literal_column(str(RECENT)))
-        .correlate(_pairs)
+        .correlate(PAIRS)
         .scalar_subquery()
     )
     return table.c.position >= func.coalesce(first, literal_column("0"))
@@ -97,9 +96,7 @@ def _result_columns(table: Table) -> Select[*tuple[Any, ...]]:
 
 
 def _results(table: Table) -> Select[*tuple[Any, ...]]:
-    return _result_columns(table).where(
-        table.c.sid == _pairs.c.a, table.c.tool_call_id == _pairs.c.b
-    )
+    return _result_columns(table).where(table.c.sid == PAIRS.c.a, table.c.tool_call_id == PAIRS.c.b)
 
 
 _RESULTS = PreparedPairs(_results(messages), _KINDS)

@@ -31,7 +31,7 @@ from turnfold.store.database.schema import (
 )
 from turnfold.store.database.schema.definitions import Big
 from turnfold.store.database.session_rows import SessionRow
-from turnfold.store.database.statements import PreparedPairs, bulk_update
+from turnfold.store.database.statements import PAIRS, PreparedPairs, bulk_update
 from turnfold.store.ingest.batch.counters import note_unindexed
 from turnfold.store.ingest.pairing import retracted_at_ms
 from turnfold.store.ingest.tombstones import in_portions
@@ -45,11 +45,10 @@ _LESSEN = bulk_update(
     where=("compaction_id",),
     values=("messages_evicted", "tokens_evicted", "digest", "digest_tokens"),
 )
-_pairs = PreparedPairs.pairs
 _COUNTED = PreparedPairs(
     select(
         compactions.c.compaction_id, compactions.c.messages_evicted, compactions.c.tokens_evicted
-    ).where(compactions.c.sid == _pairs.c.a, compactions.c.compaction_id == _pairs.c.b),
+    ).where(compactions.c.sid == PAIRS.c.a, compactions.c.compaction_id == PAIRS.c.b),
     (compactions.c.sid.type, compactions.c.compaction_id.type),
 )
 

@@ -30,7 +30,7 @@ from turnfold.store.database.schema import (
     stream_purges,
 )
 from turnfold.store.database.sequence_ranges import is_ingested
-from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, PreparedPairs
+from turnfold.store.database.statements import PAIRS, Bulk, Prepared, PreparedIn, PreparedPairs
 
 RETENTION = "retention"
 AT_ONCE = 400
@@ -39,10 +39,9 @@ CLOCKS_MS = 60_000
 ALL_SESSIONS = ""
 """The session id of a tombstone for a whole agent; real ids are never empty."""
 
-_pairs = PreparedPairs.pairs
 _LAST = PreparedPairs(
     select(erasures.c.agent_id, erasures.c.session_id, erasures.c.last_seq, erasures.c.at_ms).where(
-        erasures.c.agent_id == _pairs.c.a, erasures.c.session_id == _pairs.c.b
+        erasures.c.agent_id == PAIRS.c.a, erasures.c.session_id == PAIRS.c.b
     ),
     (erasures.c.agent_id.type, erasures.c.session_id.type),
 )
@@ -50,11 +49,11 @@ _lowest = erasures.alias("lowest")
 _TOUCHED = PreparedPairs(
     # One tombstone of an agent shows that it has some: an agent may have 200,000.
     select(erasures.c.agent_id).where(
-        erasures.c.agent_id == _pairs.c.a,
+        erasures.c.agent_id == PAIRS.c.a,
         erasures.c.session_id
         == select(func.min(_lowest.c.session_id))
-        .where(_lowest.c.agent_id == _pairs.c.a)
-        .correlate(_pairs)
+        .where(_lowest.c.agent_id == PAIRS.c.a)
+        .correlate(PAIRS)
         .scalar_subquery(),
     ),
     (erasures.c.agent_id.type, erasures.c.session_id.type),
@@ -74,8 +73,8 @@ _LETTERS = PreparedIn(
 _ANY_LEFT = Prepared(select(literal_column("1")).where(is_erased).limit(literal_column("1")), ())
 _STILL_STORED = PreparedPairs(
     select(events.c.agent_id, events.c.event_id).where(
-        events.c.agent_id == _pairs.c.a,
-        events.c.event_id == _pairs.c.b,
+        events.c.agent_id == PAIRS.c.a,
+        events.c.event_id == PAIRS.c.b,
         sessions.c.sid == events.c.sid,
         is_erased,
     ),

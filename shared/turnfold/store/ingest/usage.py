@@ -38,7 +38,13 @@ from turnfold.store.database.schema import (
     usage_reports,
 )
 from turnfold.store.database.session_rows import SessionRow
-from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn, PreparedPairs
+from turnfold.store.database.statements import (
+    PAIRS,
+    BulkInsert,
+    Prepared,
+    PreparedIn,
+    PreparedPairs,
+)
 
 TEACHES_NONE: Final = ""
 """The agent of reports that teach no factor, because messages that they counted were retracted.
@@ -144,7 +150,6 @@ _COMPACTED = PreparedIn(
     ),
     "sids",
 )
-_pairs = PreparedPairs.pairs
 _last = compactions.alias("last")
 _does_not_rewrite = compactions.c.trigger.not_in(
     [literal_column(f"'{trigger}'", String) for trigger in Trigger if trigger.rewrites]
@@ -152,14 +157,14 @@ _does_not_rewrite = compactions.c.trigger.not_in(
 # Of any row, not of the last one: an older eviction may wait while a newer one was restored.
 _any_open = (
     select(literal_column("1"))
-    .where(compactions.c.sid == _pairs.c.a, is_uncovered, is_open, _does_not_rewrite)
-    .correlate(_pairs)
+    .where(compactions.c.sid == PAIRS.c.a, is_uncovered, is_open, _does_not_rewrite)
+    .correlate(PAIRS)
     .exists()
 )
 _last_ordinal = (
     select(func.max(compactions.c.ordinal))
-    .where(compactions.c.sid == _pairs.c.a, compactions.c.ordinal <= _pairs.c.b, _does_not_rewrite)
-    .correlate(_pairs)
+    .where(compactions.c.sid == PAIRS.c.a, compactions.c.ordinal <= PAIRS.c.b, _does_not_rewrite)
+    .correlate(PAIRS)
     .scalar_subquery()
 )
 _LAST_COMPACTIONS = PreparedPairs(
@@ -169,7 +174,7 @@ _LAST_COMPACTIONS = PreparedPairs(
         _last.c.requested_at_ms,
         _last.c.finished_at_ms,
         _last.c.restored_at_ms,
-    ).where(_last.c.sid == _pairs.c.a, _last.c.ordinal == _last_ordinal),
+    ).where(_last.c.sid == PAIRS.c.a, _last.c.ordinal == _last_ordinal),
     (compactions.c.sid.type, compactions.c.ordinal.type),
 )
 _ANSWER = Prepared(

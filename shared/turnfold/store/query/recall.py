@@ -29,6 +29,7 @@ from turnfold.ports.recall import (
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock, fetch_small
 from turnfold.store.database.message_rows import RECALLED, recalled_of, storable_key
+from turnfold.store.database.predicates import of_messages
 from turnfold.store.database.schema import messages, sessions
 from turnfold.store.database.statements import (
     Fetch,
@@ -69,7 +70,6 @@ MOST_LINES_INLINE = 1_000
 _decode: Final = json.JSONDecoder().raw_decode
 _BODY_PLACE: Final = len(RECALLED) - 1
 
-_of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
 _session = select(
     sessions.c.messages_total,
     sessions.c.unindexed_from,
@@ -86,13 +86,13 @@ _SESSION_AND_NEWEST = Prepared(
 )
 _BODY = Prepared(
     select(messages.c.body).where(
-        _of_session, messages.c.position == bindparam("at", type_=BigInteger)
+        of_messages, messages.c.position == bindparam("at", type_=BigInteger)
     ),
     ("of_sid", "at"),
 )
-_MESSAGES = PreparedAt(select(*RECALLED).where(_of_session), messages.c.position)
+_MESSAGES = PreparedAt(select(*RECALLED).where(of_messages), messages.c.position)
 _RESULTS = PreparedAt(
-    select(messages.c.position, messages.c.answers_position).where(_of_session),
+    select(messages.c.position, messages.c.answers_position).where(of_messages),
     messages.c.tool_call_id,
 )
 MOST_RESULTS = 64

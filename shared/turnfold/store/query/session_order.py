@@ -17,6 +17,7 @@ from turnfold.core.recall.ranking import Speaker, ordinals_of
 from turnfold.core.text.search import Lookup, searchable
 from turnfold.core.text.tokens import MESSAGE_TOKENS, token_upper_bound
 from turnfold.core.text.words import normalize, runs, terms
+from turnfold.store.database.predicates import in_range, of_messages
 from turnfold.store.database.schema import marked_lines, messages
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
@@ -247,7 +248,6 @@ class SessionOrder:
         return ordinals_of(positions, self.positions)
 
 
-_of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
 _speaks = (messages.c.role == "user") | (messages.c.role == "assistant")
 _is_recallable = (_speaks | (messages.c.role == "tool")) & ~messages.c.is_copy
 _may_name = _speaks & messages.c.calls.is_(None)
@@ -261,7 +261,7 @@ ORDER = (
         messages.c.role,
         case((messages.c.characters <= bindparam("most", type_=Integer), messages.c.body)),
     )
-    .where(_of_session, messages.c.position > bindparam("after", type_=BigInteger))
+    .where(of_messages, messages.c.position > bindparam("after", type_=BigInteger))
     .order_by(messages.c.position)
 )
 _ORDER = Prepared(ORDER, ("of_sid", "after", "most"))
@@ -300,13 +300,7 @@ def read_order(
 
 _BODIES = Prepared(
     select(messages.c.position, messages.c.body)
-    .where(
-        messages.c.sid == bindparam("of_sid", type_=BigInteger),
-        messages.c.position.between(
-            bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger)
-        ),
-        messages.c.characters <= UNINDEXED_CHARACTERS,
-    )
+    .where(in_range(messages), messages.c.characters <= UNINDEXED_CHARACTERS)
     .order_by(messages.c.position),
     ("of_sid", "first", "last"),
 )
@@ -327,12 +321,7 @@ def read_bodies(
 
 _MARKED = Prepared(
     select(marked_lines.c.position, marked_lines.c.lines)
-    .where(
-        marked_lines.c.sid == bindparam("of_sid", type_=BigInteger),
-        marked_lines.c.position.between(
-            bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger)
-        ),
-    )
+    .where(in_range(marked_lines))
     .order_by(marked_lines.c.position),
     ("of_sid", "first", "last"),
 )

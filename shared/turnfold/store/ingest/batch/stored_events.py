@@ -41,16 +41,15 @@ from turnfold.store.database.schema import (
     tool_calls,
     usage_reports,
 )
-from turnfold.store.database.statements import BulkInsert, PreparedPairs, bulk_update
+from turnfold.store.database.statements import PAIRS, BulkInsert, PreparedPairs, bulk_update
 from turnfold.store.ingest.tombstones import in_portions
 from turnfold.store.ingest.usage import NamedReport, answer_of, is_at
 from turnfold.store.ingest.word_index.removal import delete_indexed
 
-_pairs = PreparedPairs.pairs
 KNOWN_EVENTS = PreparedPairs(
     select(
         events.c.agent_id, events.c.event_id, events.c.sid, events.c.stream_seq, events.c.digest
-    ).where(events.c.agent_id == _pairs.c.a, events.c.event_id == _pairs.c.b),
+    ).where(events.c.agent_id == PAIRS.c.a, events.c.event_id == PAIRS.c.b),
     (events.c.agent_id.type, events.c.event_id.type),
 )
 

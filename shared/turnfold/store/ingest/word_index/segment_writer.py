@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, literal_column, select, text, update
+from sqlalchemy import Connection, bindparam, delete, select, text, update
 
 from turnfold.core.text.word_segments import (
     due_merge,
@@ -24,6 +24,7 @@ from turnfold.store.database.schema import sessions, word_index_segments
 from turnfold.store.database.statements import BulkInsert, PreparedIn
 from turnfold.store.database.word_segments import (
     StoredSegment,
+    is_header,
     late_segments,
     packed_ordinals,
     removed_ordinals,
@@ -40,10 +41,9 @@ PostgreSQL's sequence is named after it, so that no earlier worker can add terms
 """
 _NUMBERS = f"word_index_segment_ids_{TERMS_VERSION}"
 _NEXT = text(f"SELECT nextval('{_NUMBERS}') FROM generate_series(1, :many)")  # noqa: S608
-_is_header = word_index_segments.c.number == literal_column("0")
 _SIZES = PreparedIn(
     select(word_index_segments.c.sid, word_index_segments.c.segment, word_index_segments.c.messages)
-    .where(word_index_segments.c.sid.in_(bindparam("sids", expanding=True)), _is_header)
+    .where(word_index_segments.c.sid.in_(bindparam("sids", expanding=True)), is_header)
     .order_by(word_index_segments.c.segment),
     "sids",
 )
@@ -126,7 +126,7 @@ def _replace(connection: Connection, *, sid: int, merge: Merge, pieces: Sequence
         return False
     of_merge = (word_index_segments.c.sid == sid) & word_index_segments.c.segment.in_(merge.removed)
     now = select(word_index_segments.c.segment, word_index_segments.c.removed)
-    marks = connection.execute(now.where(of_merge, _is_header)).all()
+    marks = connection.execute(now.where(of_merge, is_header)).all()
     # A message that was removed meanwhile is not marked in the merged segment.
     if {row.segment: row.removed for row in marks} != merge.removed:
         return False
@@ -159,6 +159,6 @@ def _remove(connection: Connection, sid: int, stored: StoredSegment, gone: Colle
         return
     connection.execute(
         update(word_index_segments)
-        .where(of_segment, _is_header)
+        .where(of_segment, is_header)
         .values(removed=packed_ordinals(removed))
     )
