@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from turnfold.contracts.requests import ContextRequest
@@ -72,21 +73,13 @@ async def context(
         reading = WindowReading(
             key, request, environment, may_wait=patience > 0, chars_per_token=chars_per_token
         )
-        if moment is None:
-            chosen, bodies = await store.window(
-                key,
-                on_session=reading.on_session,
-                on_messages=reading.on_messages,
-                refused_to=reading.refused_to,
-            )
-        else:
-            chosen, bodies = await store.window_as_of(
-                key,
-                moment,
-                on_session=reading.on_session,
-                on_messages=reading.on_messages,
-                refused_to=reading.refused_to,
-            )
+        read = store.window if moment is None else partial(store.window_as_of, moment=moment)
+        chosen, bodies = await read(
+            key,
+            on_session=reading.on_session,
+            on_messages=reading.on_messages,
+            refused_to=reading.refused_to,
+        )
         match chosen:
             case ContextReply():
                 return chosen
