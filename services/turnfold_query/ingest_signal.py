@@ -9,7 +9,6 @@ from nats.aio.msg import Msg
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
 from turnfold.nats_client.connection import NatsClient
-from turnfold.nats_client.reconnection import call_on_reconnection
 from turnfold.operations.query.context import IngestSignal
 from turnfold.process.request_limits import Place
 from turnfold.process.tasks import at_most, cancel_and_wait
@@ -111,6 +110,6 @@ async def follow_notices(
         on_erased()
         on_ingested()
 
-    call_on_reconnection(client, on_reconnected)
+    client.call_on_reconnection(on_reconnected)
     # In no queue group: each query server has its own caches and its own waiting requests.
     await client.subscribe(INGESTED, cb=on_notice)

@@ -42,6 +42,20 @@ class NatsClient(CorrectedClient):
         self.denied: dict[str, int] = {}
         """The connections that were denied a subscription, by its subject in lower case."""
 
+    def call_on_reconnection(self, call: Callable[[], object]) -> None:
+        """Call a function after each reconnection: messages sent to this client meanwhile are lost.
+
+        nats-py takes its callback only when it connects, and parts of a service exist later.
+        """
+        before = self._reconnected_cb
+
+        async def reconnected() -> None:
+            if before is not None:
+                await before()
+            call()
+
+        self._reconnected_cb = reconnected
+
     async def _process_err(self, err_msg: str) -> None:
         if denial := _DENIED.search(err_msg):
             kind, subject = denial[1].lower(), denial[2].lower()
