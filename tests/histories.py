@@ -321,7 +321,7 @@ def data_directory() -> Path | None:
 
 
 def recorded(per_file: int) -> list[tuple[str, list[Json]]]:
-    """The first conversations of each file, by name; none where there is no data."""
+    """The first conversations of each file, by name; a made one where there is no data."""
     directory = data_directory()
     found: list[tuple[str, list[Json]]] = []
     for path in sorted(directory.glob("*.jsonl.gz")) if directory else ():
@@ -333,7 +333,13 @@ def recorded(per_file: int) -> list[tuple[str, list[Json]]]:
                         json.loads(line)["messages"],
                     )
                 )
-    return found
+    made = [
+        system("be brief"),
+        user(words(900)),
+        assistant(None, "a", "b"),
+        tool("b", words(5_000)),
+    ]
+    return found or [("made", made)]
 
 
 def plan(stored: WindowInput, asked: WindowRequest, policy: Policy) -> WindowPlan:

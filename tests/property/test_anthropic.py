@@ -21,7 +21,6 @@ from tests.histories import (
     system,
     tool,
     user,
-    words,
 )
 from tests.property.test_window import (
     answer,
@@ -219,19 +218,7 @@ def test_no_window_in_the_anthropic_shape_has_more_messages_than_asked_for(
 def test_recorded_conversations_may_be_sent_in_the_anthropic_shape_at_every_budget(
     budget: int,
 ) -> None:
-    conversations = recorded(2) or [
-        (
-            "made",
-            [
-                system("be brief"),
-                user(words(900)),
-                assistant(None, "a", "b"),
-                tool("b", words(5_000)),
-            ],
-        )
-    ]
-
-    for name, messages in conversations:
+    for name, messages in recorded(2):
         session = history(messages[:80])
         for is_emergency in (False, True):
             asked, made = enough(

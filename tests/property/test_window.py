@@ -29,6 +29,7 @@ from tests.histories import (
     user,
     words,
 )
+from tests.window_check.sessions import ARGUMENTS, TEXTS
 from turnfold.core.history.blocks import group, newest_request
 from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import PRESETS, Mode, Policy
@@ -42,30 +43,12 @@ from turnfold.errors import CannotFit
 from turnfold.messages import Priority, Role
 
 texts = st.one_of(
-    st.sampled_from(
-        [
-            "",
-            "ok",
-            "remember: port 8443",
-            "漢字の長い文。" * 40,
-            "🙂" * 300,
-            "x" * 5_000,
-            "a,b;" * 900,
-        ]
-    ),
+    st.sampled_from(TEXTS),
     st.integers(1, 60).map(words),
     st.sampled_from([200, 700, 3_000, 12_000]).map(words),
 )
 call_ids = st.integers(0, 5).map("call_{}".format)
-arguments = st.sampled_from(
-    [
-        '{"at":1}',
-        "not json",
-        '{"path":"src/app.py"}',
-        json.dumps({"path": "a.py", "text": words(900)}),
-        "[" * 900,
-    ]
-)
+arguments = st.sampled_from(ARGUMENTS)
 opaque: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
         {"reasoning_details": [{"type": "reasoning.encrypted", "data": "gAAA" * 300}]},
@@ -473,19 +456,7 @@ def test_a_tight_window_uses_its_budget_well(sizes: list[int], budget: int) -> N
     "budget", [60, 300, 1_000, 2_500, 6_000, 15_000, 40_000, 120_000, 1_000_000]
 )
 def test_recorded_conversations_make_sound_windows_at_every_budget(budget: int) -> None:
-    conversations = recorded(2) or [
-        (
-            "made",
-            [
-                system("be brief"),
-                user(words(900)),
-                assistant(None, "a", "b"),
-                tool("b", words(5_000)),
-            ],
-        )
-    ]
-
-    for name, messages in conversations:
+    for name, messages in recorded(2):
         session = history(messages[:80])
         for is_emergency in (False, True):
             asked, made = enough(
