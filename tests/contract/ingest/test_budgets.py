@@ -75,7 +75,7 @@ async def remembered(stores: Stores, key: SessionKey = KEY) -> list[int]:
     return [budget.tokens for budget in session.budgets if budget.tokens]
 
 
-@pytest.mark.proves("E8", "E2", "A3")
+@pytest.mark.proves("E8", "E2", "A3", "V1")
 async def test_a_budget_that_is_too_small_makes_messages_leave_at_once(followed: Stores) -> None:
     await followed.ingest(*long_turns(1, 8))
 
@@ -88,6 +88,8 @@ async def test_a_budget_that_is_too_small_makes_messages_leave_at_once(followed:
     (notice,) = await followed.outbox.unsent(9)
     told = json.loads(notice.payload)
     assert (told["trigger"], told["budget_tokens"]) == ("budget", 4_000)
+    (shown,) = await followed.inspections.compactions_of(KEY, before=None, limit=9)
+    assert shown.trigger == "budget"
     (job,) = await followed.claim()
     await followed.jobs.commit(job, summary(), reason=None, now_ms=NOON)
     assert await follow(followed, BudgetHint(8_000, folded=1)) == 0
