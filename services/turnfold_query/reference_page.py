@@ -1,6 +1,7 @@
 """The reference of the HTTP interface as one page, which loads nothing from elsewhere."""
 
 import json
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
@@ -16,8 +17,10 @@ h2 { font-size: 1.25rem; margin: 2rem 0 0.5rem; }
 h3 { font-size: 1rem; margin: 0; font-weight: 600; }
 h3 b { display: inline-block; min-width: 4.2rem; }
 table { border-collapse: collapse; margin-top: 0.5rem; font-size: 0.92em; }
+td:first-child code { overflow-wrap: normal; }
 td { padding: 0.1rem 1.2rem 0.1rem 0; vertical-align: top; }
 p { margin: 0.2rem 0; }
+@media (max-width: 40rem) { td { display: block; } td + td { padding-left: 1rem; } }
 """
 
 
@@ -44,7 +47,7 @@ def _topic(openapi: dict[str, Any], tag: dict[str, Any]) -> str:
         if operation["tags"] == [tag["name"]]
     )
     title = tag["name"].capitalize()
-    return f"<h2>{escape(title)}</h2><p>{escape(tag['description'])}</p>{operations}"
+    return f"<h2>{escape(title)}</h2><p>{_prose(tag['description'])}</p>{operations}"
 
 
 def _operation(openapi: dict[str, Any], method: str, path: str, operation: dict[str, Any]) -> str:
@@ -59,14 +62,14 @@ def _operation(openapi: dict[str, Any], method: str, path: str, operation: dict[
             for name, field in schema.get("properties", {}).items()
         )
     table = f"<table>{rows}</table>" if rows else ""
-    errors = ", ".join(
-        f"{status} {escape(answer['description'])}"
+    errors = " ".join(
+        f"<b>{status}</b> {_prose(answer['description'])}"
         for status, answer in sorted(operation["responses"].items())
         if status not in ("200", "default")
     )
     return (
         f"<section><h3><b>{escape(method.upper())}</b><code>{escape(path)}</code></h3>"
-        f"<p>{escape(operation.get('summary', ''))}</p>{table}{_examples(operation)}"
+        f"<p>{_prose(operation.get('summary', ''))}</p>{table}{_examples(operation)}"
         f"<p>{errors}</p></section>"
     )
 
@@ -97,9 +100,14 @@ def _row(name: str, schema: dict[str, Any], description: str) -> str:
     values = ", ".join(map(str, choices or ())) or " or ".join(
         kind for kind in types if kind and kind != "null"
     )
-    if schema.get("default") is not None:
-        values += f" (default {schema['default']})"
+    if (default := schema.get("default")) is not None:
+        values += f" (default {default if isinstance(default, str) else json.dumps(default)})"
     return (
         f"<tr><td><code>{escape(name)}</code></td><td>{escape(values)}</td>"
-        f"<td>{escape(description)}</td></tr>"
+        f"<td>{_prose(description)}</td></tr>"
     )
+
+
+def _prose(text: str) -> str:
+    """Return a text as HTML; what is between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

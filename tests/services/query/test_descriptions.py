@@ -15,6 +15,7 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from faststream.specification.asyncapi.v3_0_0.schema import ApplicationSchema
 
+from tests.console.chromium import CHROMIUM, MISSING, chromium
 from tests.running_system import running_parts
 from turnfold.contracts.catalog import REQUESTS
 from turnfold.contracts.event_models import EVENTS
@@ -242,12 +243,16 @@ async def test_a_program_that_reads_only_asyncapi_can_publish_and_request_everyt
 
 
 class Sections(HTMLParser):
-    """The operations that a page shows, and the addresses that it loads from elsewhere."""
+    """The operations that a page shows, its text, and the addresses that it loads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sections = 0
         self.loaded: list[str] = []
+        self.prose = ""
+
+    def handle_data(self, data: str) -> None:
+        self.prose += data
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.sections += tag == "section"
@@ -265,3 +270,19 @@ def test_the_page_shows_every_operation_and_loads_nothing(
 
     assert page.sections == len(list(operations(openapi)))
     assert page.loaded == []
+    assert "`" not in page.prose
+    assert "boolean (default false)" in page.prose
+    assert not any(word.endswith(".,") for word in page.prose.split())
+
+
+@pytest.mark.proves("V3")
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+async def test_the_page_breaks_no_name(served: dict[str, httpx.Response]) -> None:
+    async with chromium() as browser:
+        page = await browser.new_page()
+        await page.set_content(served["/docs"].text)
+        lines = await page.eval_on_selector_all(
+            "td:first-child code", "names => names.map(name => name.getClientRects().length)"
+        )
+
+    assert set(lines) == {1}
