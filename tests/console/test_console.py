@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -223,6 +224,11 @@ async def test_an_operator_finds_a_session_and_sees_why_each_message_has_its_for
         changed = await page.inner_text("table >> nth=1")
         assert "a summary covers it." in changed
         assert "Published in between." in changed
+        async with site.parts.client() as client:
+            history = await client.session("support", "user 42/語").history(newest=3)
+        before = quote(history.messages[0].message_id)
+        await watched.open(f"{OWN}/window/difference?before={before}&max_tokens=700")
+        assert "folded" in await page.locator("td[data-label=After] .badge").all_inner_texts()
 
 
 @pytest.mark.proves("V1")
