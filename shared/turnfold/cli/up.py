@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import os
 import sys
@@ -85,7 +86,7 @@ def run_system(
         run(
             plan,
             on_start=on_start,
-            on_ready=_print_json if as_json else print_panel,
+            on_ready=_print_json if as_json else panel_printer(),
             log=lambda event, **fields: logger().warning(event, **fields),
         )
     )
@@ -188,6 +189,25 @@ def _readers_may_go() -> Generator[None]:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
+def panel_printer() -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that prints the panel, and later only the processes that run by then."""
+    printers = itertools.chain([print_panel], itertools.repeat(_print_processes))
+
+    def report(ready: Mapping[str, Any]) -> None:
+        next(printers)(ready)
+
+    return report
+
+
+def _print_processes(ready: Mapping[str, Any]) -> None:
+    with _readers_may_go():
+        sys.stdout.write(f"processes: {_processes(ready)}\n")
+
+
+def _processes(ready: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {pid}" for name, pid in ready["pids"].items())
+
+
 def print_panel(ready: Mapping[str, Any]) -> None:
     """Print what runs and where, whole at any width."""
     from rich.console import Console
@@ -209,7 +229,7 @@ def print_panel(ready: Mapping[str, Any]) -> None:
         rows.add_row("", f"{ready['proxy_url']}  (ANTHROPIC_BASE_URL)")
     rows.add_row("metrics", f"{ready['http_url']}/metrics, {ready['worker_url']}/metrics")
     rows.add_row("database", redacted(ready["database_url"]))
-    rows.add_row("processes", ", ".join(f"{name} {pid}" for name, pid in ready["pids"].items()))
+    rows.add_row("processes", _processes(ready))
     rows.add_row(
         "try",
         "turnfold replay FILE, then turnfold sessions"

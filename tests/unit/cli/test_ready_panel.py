@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from turnfold.cli.up import print_panel
+from turnfold.cli.up import panel_printer, print_panel
 
 READY = {
     "nats_url": "nats://127.0.0.1:4222",
@@ -26,6 +26,17 @@ def test_the_panel_names_the_base_url_of_each_kind_of_client(
     shown = capsys.readouterr().out
     assert "http://127.0.0.1:8090/v1  (OPENAI_BASE_URL)" in shown
     assert "http://127.0.0.1:8090  (ANTHROPIC_BASE_URL)" in shown
+
+
+def test_a_later_report_names_only_the_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    report = panel_printer()
+
+    report(READY | {"pids": {"nats": 7}})
+    panel = capsys.readouterr().out
+    report(READY | {"pids": {"nats": 7, "model": 9}})
+
+    assert "turnfold is ready" in panel
+    assert capsys.readouterr().out == "processes: nats 7, model 9\n"
 
 
 @pytest.mark.parametrize("name", ["a[/b]", "[draft] notes", ":cat:"])
