@@ -226,7 +226,7 @@ def check_server(client: Client) -> None:
     version = _version(client)
     if version < OLDEST_SERVER:
         raise StartError(
-            f"this NATS server is {_dotted(version)}, which ignores settings silently; "
+            f"this NATS server is {server_version(client)}, which ignores settings silently; "
             f"use {_dotted(OLDEST_SERVER)} or newer"
         )
     for warning in server_warnings(client):
@@ -239,7 +239,7 @@ def server_warnings(client: Client) -> list[str]:
     warnings = []
     if version < ADVISED_SERVER:
         warnings.append(
-            f"NATS {_dotted(version)} can lose acknowledged messages in a cluster; "
+            f"NATS {server_version(client)} can lose acknowledged messages in a cluster; "
             f"{_dotted(ADVISED_SERVER)} or newer is advised"
         )
     if client.max_payload < EVENT_BYTES:
@@ -253,6 +253,11 @@ def server_warnings(client: Client) -> list[str]:
 def _events_on(client: Client) -> StreamConfig:
     """Return the configuration of the event stream for this version of the server."""
     return EVENTS if _version(client) >= ATOMIC_SERVER else EVENTS.evolve(allow_atomic=False)
+
+
+def server_version(client: Client) -> str:
+    """Return the version of the server, such as `2.14.0`."""
+    return _dotted(_version(client))
 
 
 def _version(client: Client) -> tuple[int, int, int]:

@@ -144,14 +144,19 @@ async def _not_named(check: str, settings: str) -> list[Finding]:
 
 
 async def _bus(settings: Settings, monitoring_url: str, *, has_database: bool) -> list[Finding]:
-    from turnfold.bus import check_server, config_differences, server_warnings
+    from turnfold.bus import (
+        check_server,
+        config_differences,
+        server_version,
+        server_warnings,
+    )
 
     findings: list[Finding] = []
     try:
         async with _connected(settings) as client:
             check_server(client)
             warnings = server_warnings(client)
-            version = f"NATS {client.connected_server_version} at {redacted(settings.nats_url)}"
+            version = f"NATS {server_version(client)} at {redacted(settings.nats_url)}"
             findings.append(
                 Finding("bus", "warning" if warnings else "ok", version, "; ".join(warnings))
             )

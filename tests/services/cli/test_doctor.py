@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -163,6 +164,8 @@ async def test_each_fault_goes_away_with_what_the_advice_says(tmp_path: Path) ->
     assert {name: outcome for name, outcome in outcomes(after).items() if outcome != "ok"} == {
         "disk writes": "unknown"
     }
+    (bus,) = (one.found for one in after if one.check == "bus")
+    assert re.fullmatch(r"NATS \d+\.\d+\.\d+ at \S+", bus), bus
     assert set(outcomes(after)) == {
         "bus", "disk writes", "streams", "worker", "stream", "clock of the bus", "database", "jobs", "notices", "dead letters", "sqlite",
         "query", "model", "disk", "exposure",
