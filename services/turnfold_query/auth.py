@@ -57,7 +57,7 @@ class AuthMiddleware:
         grant = self._bearers.grant(Headers(scope=scope).get("authorization"))
         if grant is None:
             refused = refusal(
-                NotAllowed("show a token of this installation: Authorization: Bearer …"),
+                NotAllowed("this needs a token of the installation: Authorization: Bearer …"),
                 HTTPStatus.UNAUTHORIZED,
                 {"WWW-Authenticate": "Bearer"},
             )

@@ -147,7 +147,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == UnknownSession.status:
-            return refusal(UnknownSession(f"nothing is here: {error.detail}"))
+            return refusal(UnknownSession("there is no such path; /docs lists all"))
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             methods = ", ".join(sorted(_methods_at(app, request)))
             reason = BadRequest(f"{request.method} is not possible here, only {methods}")

@@ -68,7 +68,9 @@ def audit(
     is_verify = arguments[:1] == ["verify"] and len(arguments) != 2
     session = arguments[1:] if is_verify else arguments
     if len(session) not in (0, 2):
-        raise typer.BadParameter("specify AGENT SESSION, or neither")
+        raise typer.BadParameter(
+            "specify AGENT SESSION, or neither; `turnfold audit verify` verifies"
+        )
     if is_verify:
         _verify(session, as_json=as_json)
         return

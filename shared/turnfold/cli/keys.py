@@ -62,8 +62,9 @@ def new(
 
     if (role == "agent") == (agent is None):
         raise typer.BadParameter(
-            "only the role agent takes an id:"
-            " turnfold keys new agent AGENT, turnfold keys new worker"
+            "a key of the role agent needs the agent's id: turnfold keys new agent AGENT"
+            if agent is None
+            else f"only a key of the role agent takes an id: turnfold keys new {role}"
         )
     if agent is not None and (fault := id_fault(agent)):
         raise typer.BadParameter(f"the agent's id {fault}")

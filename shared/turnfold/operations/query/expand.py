@@ -41,7 +41,7 @@ async def expand(
         )
     _, versions = await histories.versions(key, request.version)
     if not versions:
-        raise BadRequest(f"version: there is no version {request.version} in this session")
+        raise BadRequest(f"there is no version {request.version} in this session")
     (version,) = versions
     field, place = ("entry", request.entry) if request.line is None else ("line", request.line)
     texts = json.loads(version.ledger) if field == "entry" else version.text.split("\n")

@@ -219,7 +219,7 @@ async def summary(
     """Return one version."""
     in_force, versions = await store.versions(key, request.version)
     if not versions:
-        raise BadRequest(f"version: there is no version {request.version} in this session")
+        raise BadRequest(f"there is no version {request.version} in this session")
     return _version_json(versions[0], in_force)
 
 

@@ -234,7 +234,7 @@ def _version(connection: Connection, session: SessionRow, version: int) -> Seque
     """
     for row in _VERSION.rows(connection, session.sid, version):
         return row
-    raise BadRequest(f"version: there is no version {version} in this session")
+    raise BadRequest(f"there is no version {version} in this session")
 
 
 def _promote(change: SessionChange, version: int, installation: Installation) -> None:
@@ -266,7 +266,7 @@ def _restore(
     by = number_of(compaction_id)
     rows = _EVICTION.rows(connection, session.sid, by)
     if not rows:
-        raise BadRequest("compaction_id: this session has no compaction of that id")
+        raise BadRequest("this session has no compaction of that id")
     ((status, ordinal, version, evicted, is_covered, first, last),) = rows
     # Idempotent: a client may repeat a request whose answer was lost.
     if status == JobStatus.RESTORED:

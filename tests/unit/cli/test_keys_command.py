@@ -1,0 +1,22 @@
+"""What `turnfold keys new` says of a role with an id that it does not take, or without one."""
+
+from typing import Any
+
+import pytest
+import typer
+
+from turnfold.cli.keys import new
+
+
+@pytest.mark.parametrize(
+    ("role", "agent", "advice"),
+    [
+        ("agent", None, "needs the agent's id: turnfold keys new agent AGENT"),
+        ("worker", "ada", "takes an id: turnfold keys new worker$"),
+    ],
+)
+def test_a_wrong_id_is_answered_with_the_right_form(
+    role: Any, agent: str | None, advice: str
+) -> None:
+    with pytest.raises(typer.BadParameter, match=advice):
+        new(role, agent)
