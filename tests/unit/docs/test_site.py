@@ -75,6 +75,11 @@ def test_the_generated_pages_name_each_setting_number_error_and_command(
         assert f"`turnfold.errors.{error.__name__}`" in reference["errors.md"]
     for name in leaves(get_group(application()), "turnfold"):
         assert f"## {name}\n" in reference["commands.md"]
+    assert "\nturnfold erase [OPTIONS] AGENT [SESSION]\n" in reference["commands.md"]
+    assert (
+        "| `--newest COUNT` | Show the last COUNT messages; 0 shows all. [default: 20; "
+        in (reference["commands.md"])
+    )
     for name in REQUESTS:
         assert f"### {name}\n" in reference["requests.md"]
 
