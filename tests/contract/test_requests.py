@@ -194,7 +194,7 @@ async def test_versions_are_listed_without_their_texts_and_told_whole_one_by_one
         "test/model",
         "e10#0",
     )
-    with pytest.raises(BadRequest, match="^there is no version 7"):
+    with pytest.raises(BadRequest, match=r"^there is no version 7"):
         await history.summary(KEY, SummaryRequest(version=7), store=stores.history)
 
 

@@ -127,7 +127,7 @@ async def test_a_version_the_session_never_had_is_not_promoted(
     await write(stores, "Another's.")
     before = await stores.seen()
 
-    with pytest.raises(BadRequest, match="^there is no version"):
+    with pytest.raises(BadRequest, match=r"^there is no version"):
         await promote(stores, version)
     with pytest.raises(UnknownSession):
         await stores.versions.promote(
@@ -214,7 +214,7 @@ async def test_undoing_again_changes_nothing_and_what_evicted_nothing_cannot_be_
 
     assert (await restore(stores, await compaction_of(stores, 3))).version == 2
     for unknown in ("1234567", "no number", str(1 << 63), "9" * 40):
-        with pytest.raises(BadRequest, match="^this session has no compaction"):
+        with pytest.raises(BadRequest, match=r"^this session has no compaction"):
             await restore(stores, unknown)
     assert await stores.seen() == before
 
