@@ -62,3 +62,20 @@ async def test_only_a_commit_that_can_be_repeated_does_not_wait_for_the_disk(
         await database.close()
 
     assert levels == [2, 1, 2, 2]
+
+
+async def test_commits_that_wait_for_no_disk_leave_little_that_another_has_to_sync(
+    tmp_path: Path,
+) -> None:
+    """Ingest waited for the synchronization of 16 MB while an erasure deleted rows."""
+    database = Database(new_sqlite(tmp_path), writes=True)
+
+    def fill(connection: Connection) -> None:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS filler (body)"))
+        connection.execute(text("INSERT INTO filler VALUES (randomblob(400000))"))
+
+    for _ in range(20):
+        await database.write(fill, is_repeatable=True)
+
+    assert (tmp_path / "turnfold.db-wal").stat().st_size < 5_000_000
+    await database.close()

@@ -18,6 +18,10 @@ BUSY_SECONDS = 30
 VOCABULARY = "word_vocabulary"
 """The terms of SQLite's word index, in order: a temporary table of each connection that reads."""
 FILE_MODE = 0o600
+LOG_PAGES = 4_000
+UNSYNCED_PAGES = 500
+"""The pages (of 8 KB) of the log from which on a commit writes them into the database: one that
+waits for the disk anyway, and one that does not."""
 COMPANIONS = ("-wal", "-shm", "-journal", ".writer.lock")
 """The files beside the database. SQLite creates three of them with the mode of the database."""
 
@@ -95,7 +99,7 @@ def prepare_sqlite(engine: Engine, *, writes: bool) -> None:
             # An event is acknowledged after its commit, so the commit must survive a power cut.
             "synchronous=FULL",
             "cache_size=-16384",
-            "wal_autocheckpoint=4000",
+            f"wal_autocheckpoint={LOG_PAGES}",
             # Erased text is overwritten in the file.
             "secure_delete=ON",
         ]

@@ -21,6 +21,7 @@ from sqlalchemy.util import greenlet_spawn
 from turnfold.errors import Unavailable
 from turnfold.process.tasks import at_most
 from turnfold.store.database.inline_reader import RawConnection
+from turnfold.store.database.sqlite_files import LOG_PAGES, UNSYNCED_PAGES
 
 CLOSE_SECONDS = 2
 UNIQUE_VIOLATION = "23505"
@@ -141,14 +142,17 @@ class ThreadTransactions:
 
 @contextmanager
 def _unsynced(connection: Connection) -> Generator[None]:
-    """Let a commit within the body not wait for the disk."""
+    """Let a commit within the body not wait for the disk, unless it copies the log."""
     driver: Any = connection.connection.driver_connection
     # Before the transaction: SQLite refuses to change it within one.
     driver.execute("PRAGMA synchronous=NORMAL")
+    # Who copies the log has to sync all that such commits left, and ingest waits for that.
+    driver.execute(f"PRAGMA wal_autocheckpoint={UNSYNCED_PAGES}")
     try:
         yield
     finally:
         driver.execute("PRAGMA synchronous=FULL")
+        driver.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
 
 
 def _call_in_loop(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object], _: object) -> None:
