@@ -5,7 +5,19 @@ shows what the index excludes. For the same reason `is_uncovered` is text: SQLit
 planner does not recognize `is_covered = 0`.
 """
 
-from sqlalchemy import ColumnElement, FromClause, String, bindparam, literal_column, select, text
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    FromClause,
+    ScalarSelect,
+    String,
+    bindparam,
+    literal_column,
+    select,
+    text,
+)
 
 from turnfold.ports.compact import JobStatus
 from turnfold.store.database.schema import PINNABLE, compactions, messages, sessions, summaries
@@ -69,3 +81,11 @@ def is_of_kept(sid: ColumnElement[int]) -> ColumnElement[bool]:
     Few sessions are erased at a time, so the database reads their numbers once per statement.
     """
     return sid.not_in(select(sessions.c.sid).where(is_erased))
+
+
+def unseen(parameter: BindParameter[Any]) -> ScalarSelect[Any]:
+    """Return a parameter whose value PostgreSQL's planner does not see.
+
+    It would plan a statement with a range anew for each value, which takes longer than to run it.
+    """
+    return select(parameter).scalar_subquery()

@@ -29,7 +29,7 @@ from turnfold.ports.recall import (
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock, fetch_small
 from turnfold.store.database.message_rows import RECALLED, recalled_of, storable_key
-from turnfold.store.database.predicates import of_messages
+from turnfold.store.database.predicates import of_messages, unseen
 from turnfold.store.database.schema import messages, sessions
 from turnfold.store.database.statements import (
     Fetch,
@@ -78,8 +78,11 @@ _session = select(
     sessions.c.evicted_changes,
 ).where(sessions.c.sid == bindparam("of_sid", type_=BigInteger))
 _SESSION, _WIDTH, _GONE = Prepared(_session, ("of_sid",)), 5, (0, None, 0, 0, 0)
-# The limit tells the planner to expect few rows: then it plans the statement once.
-_newest = ORDER.limit(literal_column(str(MOST_NEWEST))).lateral("newest")
+_newest = (
+    ORDER.where(messages.c.position > unseen(bindparam("after", type_=BigInteger)))
+    .limit(literal_column(str(MOST_NEWEST)))
+    .lateral("newest")
+)
 _SESSION_AND_NEWEST = Prepared(
     _session.add_columns(_newest).select_from(sessions.outerjoin(_newest, true())),
     ("of_sid", "after", "most"),

@@ -28,7 +28,7 @@ from turnfold.ports.query import (
     WindowSnapshot,
 )
 from turnfold.store.database.message_rows import FACTS
-from turnfold.store.database.predicates import is_kept, is_live, is_version
+from turnfold.store.database.predicates import is_kept, is_live, is_version, unseen
 from turnfold.store.database.schema import (
     agents,
     dead_letters,
@@ -102,10 +102,9 @@ _newest = (
     .where(
         messages.c.sid == sessions.c.sid,
         is_live,
-        messages.c.position > bindparam("after", type_=BigInteger),
+        messages.c.position > unseen(bindparam("after", type_=BigInteger)),
     )
     .order_by(messages.c.position)
-    # Also for the planner, which then expects few rows, and plans the statement once.
     .limit(literal_column(str(FEW)))
     .lateral("newest")
 )

@@ -261,10 +261,13 @@ ORDER = (
         messages.c.role,
         case((messages.c.characters <= bindparam("most", type_=Integer), messages.c.body)),
     )
-    .where(of_messages, messages.c.position > bindparam("after", type_=BigInteger))
+    .where(of_messages)
     .order_by(messages.c.position)
 )
-_ORDER = Prepared(ORDER, ("of_sid", "after", "most"))
+_ORDER = Prepared(
+    ORDER.where(messages.c.position > bindparam("after", type_=BigInteger)),
+    ("of_sid", "after", "most"),
+)
 Rows = Sequence[Sequence[Any]]
 
 
