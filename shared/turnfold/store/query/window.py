@@ -1,18 +1,17 @@
 """Read a session for a window in one snapshot: its row, summary, evictions, messages and texts."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Table, bindparam, literal_column, select
+from sqlalchemy import literal_column
 
 from turnfold.cache import LRUCache
 from turnfold.core.history.as_of import AsOf, AtTime, EvictionSpan
-from turnfold.core.shapes.packing import unpack
 from turnfold.errors import BadRequest
 from turnfold.messages import MessageId, SessionKey
 from turnfold.ports.query import (
@@ -30,13 +29,10 @@ from turnfold.store.database.message_rows import EVICTED, message_of
 from turnfold.store.database.predicates import is_pending, of_compactions
 from turnfold.store.database.schema import (
     compactions,
-    messages,
-    retracted_messages,
 )
 from turnfold.store.database.sequence_ranges import whole_to
 from turnfold.store.database.statements import (
     Prepared,
-    PreparedAt,
     SupportsStatements,
 )
 from turnfold.store.ingest.model_windows import limits_of
@@ -66,6 +62,7 @@ from turnfold.store.query.session_head import (
     read_head_and_newest,
     read_summary,
 )
+from turnfold.store.query.texts import text_at, texts_of
 
 # Open compactions of `on_summary`, regenerations and stand-ins have evicted nothing.
 _is_pending = is_pending & (compactions.c.messages_evicted > literal_column("0"))
@@ -164,12 +161,12 @@ class SqlWindowStore:
                 head.refused,
                 known.covered_calls,
                 known.covered_system,
-                body_at=partial(_body, connection, sid),
+                body_at=partial(text_at, connection, sid),
             )
             chosen, positions = on_messages(snapshot)
             # Texts that were read already have positive positions: elements are always read here.
             unread = [position for position in positions if position not in texts]
-            older = dict(_texts_of(connection, sid, unread))
+            older = dict(texts_of(connection, sid, unread))
             # A text never changes, but its message may have been retracted or erased meanwhile.
             if newest is not None and len(older) < len(unread):
                 raise WouldBlock
@@ -274,12 +271,12 @@ class SqlWindowStore:
                 messages=tuple(messages_then),
                 covered_calls=covered_calls_as_of(connection, sid, messages_then, summary, state),
                 covered_system=covered_system_as_of(connection, sid, messages_then, state),
-                body_at=partial(_body, connection, sid),
+                body_at=partial(text_at, connection, sid),
             )
             chosen, positions = on_messages(snapshot)
-            texts = dict(_texts_of(connection, sid, positions))
+            texts = dict(texts_of(connection, sid, positions))
             if state.retracted:
-                texts |= dict(_texts_of(connection, sid, positions, are_retracted=True))
+                texts |= dict(texts_of(connection, sid, positions, are_retracted=True))
             return chosen, texts
 
         return await self._database.snapshot(read)
@@ -366,42 +363,3 @@ def _read(
     known.arrangement, known.evictions = arrangement_of(session), evictions
     known.total = session.messages_total
     return texts
-
-
-def _reading(table: Table, *names: str) -> PreparedAt:
-    columns = [table.c[name] for name in ("position", *names)]
-    of_session = select(*columns).where(table.c.sid == bindparam("of_sid"))
-    return PreparedAt(of_session, table.c.position)
-
-
-_TABLES = (messages, retracted_messages)
-_BODIES = tuple(_reading(table, "body") for table in _TABLES)
-_ELEMENTS = tuple(_reading(table, "body", "original") for table in _TABLES)
-
-
-def _texts_of(
-    connection: SupportsStatements,
-    sid: int,
-    positions: Sequence[int],
-    *,
-    are_retracted: bool = False,
-) -> Iterator[tuple[int, str]]:
-    """Read the texts of messages, or of retracted ones; a negated position asks for its element."""
-    bodies, elements = _BODIES[are_retracted], _ELEMENTS[are_retracted]
-    negated = [-position for position in positions if position < 0]
-    for position, body, original in elements.rows(connection, sid, negated):
-        yield position, unpack(original, body)
-    plain = [position for position in positions if position > 0]
-    yield from ((position, body) for position, body in bodies.rows(connection, sid, plain))
-
-
-def _body(connection: SupportsStatements, sid: int, position: int) -> str:
-    """Read the text of a message, which may have been retracted since.
-
-    Raises:
-        WouldBlock: it was erased after the statement before.
-    """
-    for are_retracted in (False, True):
-        for _, body in _texts_of(connection, sid, [position], are_retracted=are_retracted):
-            return body
-    raise WouldBlock
