@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 from threading import Thread
 
 import pytest
@@ -132,3 +133,26 @@ async def test_a_window_is_of_one_state_though_one_of_its_messages_is_retracted_
     facts, texts = await stores.windows.window(KEY, on_session=lambda _: None, on_messages=choose)
 
     assert texts.keys() == {message.position for message in facts.messages}
+
+
+@pytest.mark.proves("W5", "L5")
+async def test_covered_calls_stay_known_though_a_second_reading_answers_without_messages(
+    stores: Stores, database: Database
+) -> None:
+    await stores.ingest(turn(20, user("Read all files.")))
+    await steps(*range(21, 25), *range(26, 32))(stores)
+    await write(stores)
+    known = (await stores.facts()).covered_calls
+    await stores.ingest(turn(25, user("And then the others.")))
+    readings = count()
+
+    # More must be read than is read at once, and then the answer is found in a cache.
+    await stores.windows.window(
+        KEY,
+        on_session=lambda facts: facts if next(readings) else None,
+        on_messages=lambda facts: (facts, ()),
+    )
+    await stores.ingest(retracted(40, "e25#0"))
+
+    assert known == (await stores.facts()).covered_calls != ()
+    assert await stores.facts() == await stores_on(database).facts()

@@ -235,7 +235,6 @@ def refresh_covered(
     requests = _requests_within(known.summary, known.messages)
     calls_of = (session.version, session.evicted_changes, *requests)
     if known.calls_of != calls_of:
-        known.covered_calls = ()
         if requests and at_once:
             raise WouldBlock
         known.covered_calls = _calls_in(
