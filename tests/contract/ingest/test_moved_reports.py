@@ -111,6 +111,15 @@ NAMES: dict[str, Any] = {"message_id": "e1#1"}
             ],
             {(1, 1): 20_000},
         ),
+        # Two of the same millisecond, in which the smaller one counts.
+        (
+            [
+                turn(1, *ANSWERED, event_id="e1"),
+                reported(3, MODEL, event_id="r", usage=USAGE, at_ms=NOON, **NAMES),
+                reported(4, MODEL, event_id="s", usage={"prompt_tokens": 7}, at_ms=NOON, **NAMES),
+            ],
+            {(1, 1): 7},
+        ),
         # The answer comes again after the report.
         (
             [

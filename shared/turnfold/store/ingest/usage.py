@@ -16,6 +16,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    tuple_,
     update,
 )
 
@@ -239,9 +240,11 @@ def insert_named_reports(connection: Connection, named: Iterable[NamedReport]) -
         elif not _IS_REPORTED.rows(connection, report.sid, position):
             INSERT_REPORTS.run(connection, [report._replace(position=position, message_id=None)])
         else:
-            is_later = is_at(report.sid, position) & (usage_reports.c.at_ms > report.at_ms)
-            values = {name: getattr(report, name) for name in ("model", "prompt_tokens", "at_ms")}
-            connection.execute(update(usage_reports).where(is_later).values(values))
+            # Of those of one millisecond, it is the smallest, whichever is stored first.
+            values = {name: getattr(report, name) for name in ("at_ms", "prompt_tokens", "model")}
+            is_later = tuple_(*map(usage_reports.c.get, values)) > tuple_(*values.values())
+            of_answer = is_at(report.sid, position)
+            connection.execute(update(usage_reports).where(of_answer, is_later).values(values))
 
 
 def place_waiting_reports(connection: Connection, agent_id: str, sid: int, seq: int) -> None:
