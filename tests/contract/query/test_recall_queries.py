@@ -1,11 +1,13 @@
 """Which question a window's recall answers: the newest request, or a query of its own."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.contract.query.test_recall import FACT, QUESTION, Asker, Json, block_of, long_ago
-from tests.store_fixtures import NOON, Stores, retracted, user
+from tests.store_fixtures import KEY, NOON, Stores, assistant, retracted, tool, turn, user
+from turnfold.store.query.window import SqlWindowStore
 
 LONG_QUESTION = f"{QUESTION}\n{1_000 * '='}"
 
@@ -63,3 +65,29 @@ async def test_a_blank_query_is_none(stores: Stores, blank: str) -> None:
     assert FACT in block_of(unasked)
     for fields in ({"query": blank}, {"recall": {"query": blank}}):
         assert (await asker.told(max_tokens=400, **fields))["messages"] == unasked["messages"]
+
+
+class ErasedMeanwhile(SqlWindowStore):
+    """Windows of a session that is erased before its past is read."""
+
+    def __init__(self, stores: Stores) -> None:
+        super().__init__(stores.database)
+        self.stores = stores
+
+    async def window_as_of(self, *given: Any, **more: Any) -> Any:
+        await self.stores.changes.erase(KEY, last_seq=99, now_ms=NOON + 99)
+        return await super().window_as_of(*given, **more)
+
+
+@pytest.mark.proves("F2", "A6")
+async def test_a_window_whose_session_is_erased_meanwhile_is_answered_without_a_block(
+    stores: Stores,
+) -> None:
+    await long_ago(stores, user(QUESTION))
+    # Of the millisecond of the request, which its message names therefore.
+    await stores.ingest(turn(41, assistant(None, "c1"), tool("c1"), at_ms=NOON + 40))
+
+    told = await Asker(replace(stores, windows=ErasedMeanwhile(stores))).told(max_tokens=600)
+
+    assert block_of(told) == ""
+    assert (await stores.facts()).session is None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.core.recall.quotes import NameNumber, numbers_in_lines
 from turnfold.core.window.rendering.render import visible_summary
-from turnfold.errors import CannotFit
+from turnfold.errors import BadRequest, CannotFit
 from turnfold.messages import Message
 from turnfold.operations.query.planning import PlannedWindow, WindowReading, fingerprint
 from turnfold.operations.query.recall_decisions import (
@@ -67,7 +67,9 @@ async def with_recall(
     for moment in moments:
         try:
             decision = await deciding.decision(message, moment)
-        except CannotFit:  # a call that waited for its result was larger than both are now
+        except (CannotFit, BadRequest):
+            # A call that waited for its result was larger than both are now, or what names the
+            # moment was retracted or erased since the window was read.
             return planned
         # Without a block of a turn that has grown, that of the turn's request stays.
         if decision.block is not None or moment is moments[-1]:
