@@ -357,10 +357,10 @@ async def _answer_without_chunks(
     cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Answer a client that knows no chunks: the end of the connection is the end of the body."""
-    cycle.chunked_encoding = False
 
     async def send_part(message: Message) -> None:
-        # uvicorn then expects no more than this part.
+        # uvicorn then expects no more than this part. Its own answer to an error has a length.
+        cycle.chunked_encoding = False
         cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 

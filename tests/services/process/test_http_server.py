@@ -346,6 +346,18 @@ async def test_a_client_that_knows_no_chunks_gets_none(
     assert (b"content-length: 8" in head) == bool(length)
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_an_application_that_fails_is_answered_for(version: bytes) -> None:
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise LookupError
+
+    async with connected(fail) as peer:
+        await peer.send(b"GET / HTTP/%s\r\nHost: a\r\nConnection: close\r\n\r\n" % version)
+        head, _, body = (await peer.rest()).partition(b"\r\n\r\n")
+
+    assert (head[:12], body) == (b"HTTP/1.1 500", b"Internal Server Error")
+
+
 async def test_spaces_around_the_value_of_a_header_are_no_part_of_it() -> None:
     """A proxy could not send them on: its client refuses such a value."""
     app = Application()
