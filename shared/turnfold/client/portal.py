@@ -230,12 +230,7 @@ class PortalClient:
             if self._is_closed:
                 raise Unavailable(CLOSED)
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                # A daemon: a program that forgets to close its client can end.
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="turnfold-client", daemon=True
-                )
-                self._thread.start()
+                self._loop, self._thread = _started_loop()
             yield self._loop
 
     async def _with_client(self, work: Callable[[Client], Awaitable[Result]]) -> Result:
@@ -267,6 +262,25 @@ class PortalClient:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
+
+
+def _started_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    """Return a loop that runs in a thread of its own.
+
+    Raises:
+        Unavailable: the system, or a program that ends, allows no file or thread more.
+    """
+    loop: asyncio.AbstractEventLoop | None = None
+    try:
+        loop = asyncio.new_event_loop()
+        # A daemon: a program that forgets to close its client can end.
+        thread = threading.Thread(target=loop.run_forever, name="turnfold-client", daemon=True)
+        thread.start()
+    except (OSError, RuntimeError) as error:
+        if loop is not None:
+            loop.close()
+        raise Unavailable(f"the client cannot start its thread: {error}") from error
+    return loop, thread
 
 
 def _hand_over(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -154,6 +155,29 @@ async def test_a_loop_that_something_else_blocks_gets_its_window_all_the_same(
         time.sleep(3)  # noqa: ASYNC251  # as something else does
 
         assert await asked == [Shown(0, None)]
+
+
+@pytest.mark.proves("R3")
+async def test_no_error_of_a_client_that_cannot_begin_reaches_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python starts no thread at the end of a program, and the system allows a number of them."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with working(tmp_path) as (url, _), portal(url) as own:
+        windows = MirroredWindows("ada", client=own)
+        session = windows.session("s")
+
+        async with asyncio.timeout(60):
+            with monkeypatch.context() as starts:
+                starts.setattr(threading.Thread, "start", refuse)
+                refused = await windows.shown(session, lambda: [USER], list)
+            shown = await windows.shown(session, lambda: [USER], list)
+
+    assert (refused, shown) == (None, [Shown(0, None)])
+    assert "can't start new thread" in caplog.text
 
 
 @pytest.mark.proves("X2")
