@@ -205,7 +205,7 @@ async def test_what_a_tool_gives_beside_its_result_is_no_request_of_a_person(
 async def test_a_run_that_begins_with_an_approved_call_has_the_request_of_its_person(
     system: RunningSystem, session_id: str, prompt: str | None
 ) -> None:
-    """What the call gives beside its result is a prompt, and so is what the person says to it."""
+    """Beside its result, a call gives a prompt, and so does the person who approves it."""
 
     def shoot() -> ToolReturn:
         return ToolReturn("Done.", content=["This is the page.", IMAGE])

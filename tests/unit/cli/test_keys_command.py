@@ -1,4 +1,4 @@
-"""What `turnfold keys new` says of a role with an id that it does not take, or without one."""
+"""Errors of `turnfold keys new`: a role without its id, or with one that it does not take."""
 
 from typing import Any
 

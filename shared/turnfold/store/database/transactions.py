@@ -146,7 +146,7 @@ def _unsynced(connection: Connection) -> Generator[None]:
     driver: Any = connection.connection.driver_connection
     # Before the transaction: SQLite refuses to change it within one.
     driver.execute("PRAGMA synchronous=NORMAL")
-    # Who copies the log has to sync all that such commits left, and ingest waits for that.
+    # A copy of the log syncs all that such commits left, and ingest waits for that.
     driver.execute(f"PRAGMA wal_autocheckpoint={UNSYNCED_PAGES}")
     try:
         yield
