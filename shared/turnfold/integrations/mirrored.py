@@ -214,6 +214,7 @@ class MirroredWindows:
     ) -> Result | None:
         """Return the result of `work` on the host's messages; None if Turnfold cannot take part.
 
+        Both functions run in the client's own thread, with the context variables of the caller.
         While `work` raises `Unavailable` it is done again, for `patience_seconds` in all. After
         that nothing is attempted for a while. Nothing is done with an empty list. No error reaches
         the caller: a warning says what failed.
