@@ -129,7 +129,13 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         # Strands gives an id to each message next.
         self._name(event.agent.messages)
         # A hook may have the agent go on, in the user's name. Only now, because others may do so.
-        self._is_asked = self._ended is None or self._ended.resume is None
+        # If an error ends that, a person asks next, with a state of another call.
+        ended = self._ended
+        self._is_asked = (
+            ended is None
+            or ended.resume is None
+            or ended.invocation_state is not event.invocation_state
+        )
 
     def _after_invocation(self, event: AfterInvocationEvent) -> None:
         self._ended = event

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from strands import Agent, tool
+from strands.hooks.events import AfterInvocationEvent, BeforeInvocationEvent
 from strands.session.file_session_manager import FileSessionManager
 from strands.types.exceptions import ContextWindowOverflowException
 from strands.vended_plugins.goal import GoalLoop
@@ -83,6 +84,31 @@ async def test_what_a_goal_or_a_call_of_the_program_says_as_the_user_is_no_reque
     stored = await system.stored("strands", session_id)
     of_user = [one for one in stored if one.message["role"] == "user"]
     assert [one.is_meta for one in of_user] == [False, True, True, False]
+
+
+@pytest.mark.proves("W12")
+async def test_a_person_asks_although_the_agent_was_to_go_on_and_failed(
+    system: RunningSystem, session_id: str
+) -> None:
+    agent = agent_of(ScriptedModel(says("One."), says("Yes.")), session_id, system.nats_url)
+    errors: list[Exception] = []
+
+    def go_on(event: AfterInvocationEvent) -> None:
+        event.resume = None if errors else "And two?"
+
+    def refuse(event: BeforeInvocationEvent) -> None:
+        if event.messages and "two" in str(event.messages) and not errors:
+            errors.append(ValueError("It counts too far."))
+            raise errors[0]
+
+    agent.add_hook(go_on)
+    agent.add_hook(refuse)
+    with pytest.raises(ValueError, match="too far"):
+        await agent.invoke_async("Count.")
+    await agent.invoke_async("Is it one?")
+
+    stored = await system.stored("strands", session_id)
+    assert [one.is_meta for one in stored if one.message["role"] == "user"] == [False, False]
 
 
 @pytest.mark.timeout(600)
