@@ -144,6 +144,8 @@ def test_every_diagram_has_a_picture_that_was_drawn_from_its_text() -> None:
     [
         ("a.html", '<script src="https://example.org/a.js"></script>'),
         ("a.html", '<img srcset="//example.org/a.png">'),
+        ("a.html", '<img srcset="a.png 1x, https://example.org/a.png 2x">'),
+        ("a.html", '<svg><use xlink:href="https://example.org/a.svg#a"></use></svg>'),
         ("a.html", '<link rel="stylesheet" href="https://example.org/a.css">'),
         ("a.html", '<p style="background: url(https://example.org/a.png)">'),
         ("a.html", "<style>@import 'https://example.org/a.css';</style>"),
