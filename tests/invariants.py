@@ -216,9 +216,8 @@ def _message_faults(session: SessionSeen) -> Iterable[str]:
 
 
 def _retraction_faults(session: SessionSeen) -> Iterable[str]:
-    """A message is retracted because a retraction names it, or because its call is retracted."""
-    retracted = {entry.message.position: entry for entry in session.retracted}
-    if both := {one.message.position for one in session.messages} & set(retracted):
+    retracted = {entry.message.position for entry in session.retracted}
+    if both := {one.message.position for one in session.messages} & retracted:
         yield f"retracted, and not: {both}"
 
 

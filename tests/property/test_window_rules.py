@@ -16,6 +16,7 @@ from turnfold.core.window.window import WindowRequest
 
 SESSIONS = 96
 BUDGET = 11_500
+PATCH = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "all of it"}}
 SAID = (
     system("be brief"),
     user(words(12_000)),
@@ -23,7 +24,7 @@ SAID = (
     tool("b", "2"),
     tool("a", "1"),
     assistant("so"),
-    assistant(None, "c"),
+    assistant(None, tool_calls=[PATCH]),
     user("and now?"),
 )
 
@@ -81,6 +82,23 @@ def written(index: int, **keys: Any) -> Callable[[laws.Answer], laws.Answer]:
     return change
 
 
+def named(index: int, message_id: str | None) -> Callable[[laws.Answer], laws.Answer]:
+    def change(answer: laws.Answer) -> laws.Answer:
+        ids = list(answer.message_ids)
+        ids[index] = message_id
+        return replace(answer, message_ids=ids)
+
+    return change
+
+
+def given(*arguments: str) -> list[dict[str, Any]]:
+    """The calls of the third message, with other arguments."""
+    return [
+        assistant(None, call_id, arguments=text)["tool_calls"][0]
+        for call_id, text in zip("ab", arguments, strict=False)
+    ]
+
+
 def accounted(**numbers: int) -> Callable[[laws.Answer], laws.Answer]:
     return lambda answer: replace(answer, account=dict(answer.account) | numbers)
 
@@ -121,6 +139,21 @@ def test_a_sound_window_has_no_fault() -> None:
         (lambda answer: replace(answer, asked_tokens=answer.tokens - 1), "L6"),
         (lambda answer: replace(answer, asked_messages=7), "W2"),
         (lambda answer: replace(answer, messages=(), message_ids=()), "L5: the window is empty"),
+        (written(2, tool_calls=given("{}") * 2), "L5: message 2 holds calls"),
+        (named(3, None), "L5: the result of 'a' is None"),
+        (named(3, None), "E4: 2 texts"),
+        (without(1), "W11"),
+        (named(5, "e99#0"), "L7: a message is shown twice, or is none"),
+        (named(5, "e2#0"), "L7: a message is shown twice, or is none"),
+        (written(5, reasoning="hm"), "W4: the reasoning"),
+        (written(1, content=[{"type": "text", "text": "so"}]), "L7: the content"),
+        (written(2, tool_calls=given("{}")), "C9"),
+        (written(2, tool_calls=given("[1]", "{}")), "C19: the arguments of 'a' became"),
+        (written(2, tool_calls=given('{"a', "{}")), "C19: the arguments of 'a' are no JSON"),
+        (
+            written(6, tool_calls=[PATCH | {"custom": {"name": "patch", "input": "all"}}]),
+            "C19: the input",
+        ),
     ],
 )
 def test_a_broken_window_is_found_out(
