@@ -147,6 +147,8 @@ class SqlWindowStore:
             # After any other error the entry is dropped: it may hold a part of a change.
             except (TooLargeHere, WouldBlock):
                 self._known.put(sid, known, known.size)
+                # Else each window of a session that has become too large would read texts in vain.
+                self._ends.pop(hash(key))
                 raise
             self._known.put(sid, known, known.size)
             if known.messages:
