@@ -24,7 +24,8 @@ from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.ports.recall import Choice, SearchedSession
 from turnfold.ports.search import Scope
 from turnfold.store.database.engine import Database
-from turnfold.store.database.word_segments import read_index
+from turnfold.store.database.inline_reader import WouldBlock
+from turnfold.store.database.word_segments import read_index, read_pieces
 from turnfold.store.ingest.word_index import search_index, segment_writer
 from turnfold.store.ingest.word_index.removal import delete_indexed, empty_outdated
 from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
@@ -347,6 +348,9 @@ async def test_segments_are_merged_and_all_of_them_are_searched(postgres_url: st
             if seq == 5:
                 await stores.database.write(lambda at: delete_indexed(at, 1, [position_of(5, 1)]))
         index = await stores.database.snapshot(lambda connection: read_index(connection, 1))
+        # The first segment has been merged since somebody listed it.
+        with pytest.raises(WouldBlock):
+            await stores.database.read_at_once(lambda at: read_pieces(at, 1, [(1, 0)]))
         everything = await positions_of(stores, "amber", KEY)
         one = await positions_of(stores, "number40", KEY)
         beginning = await positions_of(stores, "number6", KEY)

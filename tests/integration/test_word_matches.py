@@ -14,6 +14,7 @@ from turnfold.core.recall.ranking import MOST_PLACES
 from turnfold.core.text.search import Lookup, Term
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.store.database.engine import Database
+from turnfold.store.database.word_segments import SegmentCaches
 from turnfold.store.query import word_matches
 from turnfold.store.query.word_matches import LEAST_EXPANDED, MOST_FORMS, WordMatches
 
@@ -71,6 +72,7 @@ async def test_lookups_of_few_messages_find_all_of_them_and_others_none_or_the_n
     database = Database(url, writes=False)
     untils = [position_of(2 * MESSAGES + 1, 0), position_of(61, 0), position_of(2, 0), 0]
 
+    caches = SegmentCaches(LRUCache(1_000_000), LRUCache(1_000_000))
     for until in untils:
         expected = [matching(said, lookup, until) for lookup in LOOKUPS]
 
@@ -78,7 +80,7 @@ async def test_lookups_of_few_messages_find_all_of_them_and_others_none_or_the_n
             connection: Connection, until: int = until, expected: list[list[int]] = expected
         ) -> None:
             length = word_matches.LEAST_EXPANDED if is_long else MESSAGES
-            words = WordMatches(connection, 1, until, messages=length, headers=LRUCache(1_000_000))
+            words = WordMatches(connection, 1, until, messages=length, caches=caches)
             for most in (0, 1, 7, 30, MESSAGES):
                 rare = words.rare(LOOKUPS, most)
                 assert rare == [found if len(found) <= most else None for found in expected]
@@ -106,9 +108,11 @@ async def test_a_word_of_nearly_all_messages_of_a_long_session_is_left_out(
     await database.close()
     reader = Database(url, writes=False)
 
+    caches = SegmentCaches(LRUCache(1), LRUCache(1))
+
     def found(connection: Connection) -> object:
         words = WordMatches(
-            connection, 1, LEAST_EXPANDED + 1, messages=LEAST_EXPANDED, headers=LRUCache(1)
+            connection, 1, LEAST_EXPANDED + 1, messages=LEAST_EXPANDED, caches=caches
         )
         return words.rare([(Term("xerror", is_prefix=is_prefix),)], MOST_PLACES)
 

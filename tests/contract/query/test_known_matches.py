@@ -1,18 +1,20 @@
 """Remembered matches of a session are those that its index and its new messages have (F2)."""
 
+import asyncio
 from collections.abc import Sequence
 from random import Random
+from threading import Thread
 
 import pytest
 
 from tests.contract.query.test_search import indexed
-from tests.store_fixtures import KEY, Stores, retracted, turn, user
+from tests.store_fixtures import KEY, Stores, retracted, sql_stores, turn, user
 from turnfold.cache import SessionCaches
 from turnfold.core.recall.question import question_of
 from turnfold.core.text.words import terms
 from turnfold.messages import position_of
 from turnfold.operations.query.recall_decisions import ranked
-from turnfold.ports.recall import Choice, SearchedSession
+from turnfold.ports.recall import Choice, RecallStore, SearchedSession
 from turnfold.store.query import recall as recall_in_sql
 from turnfold.store.query import session_order, word_matches
 from turnfold.store.query.recall import SqlRecallStore
@@ -161,6 +163,40 @@ async def test_each_message_is_split_into_words_once_however_many_windows_follow
             await indexed(stores)
 
     assert texts == ["coral", *(f"amber {seq}" for seq in range(2, 10))]
+
+
+@pytest.mark.proves("F2", "G1", "L2")
+async def test_what_is_recalled_is_of_one_state_though_its_message_is_retracted_meanwhile(
+    stores: Stores, store_url: str
+) -> None:
+    assert isinstance(stores.recall, SqlRecallStore)
+    await stores.ingest(turn(1, user("amber")), turn(2, user("amber again")))
+    await indexed(stores)
+    sid = (await stores.history.counts(KEY)).sid
+    other = SqlRecallStore(stores.recall._database)
+    waiting = [retracted(3, "e2#0")]
+
+    async def retract() -> None:
+        async with sql_stores(store_url) as others:
+            await others.ingest(waiting.pop())
+
+    async def recalled(recall: RecallStore, *, meanwhile: bool = False) -> list[str]:
+        def choose(session: SearchedSession) -> Choice:
+            assert session.masks is not None
+            if meanwhile and waiting:
+                # In a thread: this function holds the event loop while the session is read.
+                (elsewhere := Thread(target=asyncio.run, args=(retract(),))).start()
+                elsewhere.join()
+            return Choice([max(session.masks).bit_length() - 1])
+
+        question = question_of("amber")
+        found = await recall.recall(sid, until=END, question=lambda _: question, choose=choose)
+        return [one.message.event_id for one in found.material.messages]
+
+    before = await recalled(stores.recall)
+    meanwhile = await recalled(stores.recall, meanwhile=True)
+
+    assert meanwhile in (before, await recalled(other))
 
 
 @pytest.mark.proves("A6", "X9")

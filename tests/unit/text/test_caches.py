@@ -26,7 +26,7 @@ WITHOUT_TEXTS = {
     "operations/policy.py": "policies",
     "operations/query/planning.py": "policies",
     "store/database/message_rows.py": "ids of compactions",
-    "store/query/recall.py": "minutes",
+    "store/query/recalled_messages.py": "minutes",
     "turnfold_query/handlers.py": "ids of sessions",
 }
 """Caches that an erasure may leave, and what they hold: nothing that anybody said."""

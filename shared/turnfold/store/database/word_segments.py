@@ -7,7 +7,7 @@ import struct
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -25,6 +25,7 @@ from turnfold.cache import LRUCache
 from turnfold.core.text.search import Term
 from turnfold.core.text.word_segments import PostingList, SegmentHeader, posting_lists, read_header
 from turnfold.messages import MOST_INT64
+from turnfold.store.database.inline_reader import RawConnection, WouldBlock
 from turnfold.store.database.schema import word_index_segments
 from turnfold.store.database.statements import PAIRS, Prepared, PreparedPairs, SupportsStatements
 
@@ -47,25 +48,36 @@ class StoredSegment(NamedTuple):
 
 Headers = LRUCache[int, dict[int, SegmentHeader]]
 """Headers of segments by session. They never change, and their numbers are never reused."""
+Pieces = LRUCache[tuple[int, int, int], bytes]
+"""Other pieces of segments by session, segment and number."""
+PIECE_BYTES = 200
+"""About how many bytes a cached piece takes besides its own."""
+
+
+class SegmentCaches(NamedTuple):
+    """What a query server keeps of segments: texts, which an erasure removes."""
+
+    headers: Headers
+    pieces: Pieces
+
 
 _of_session = word_index_segments.c.sid == bindparam("of_sid", type_=BigInteger)
 is_header = word_index_segments.c.number == literal_column("0")
 """The row is the header of a segment."""
+LISTED = (
+    word_index_segments.c.segment,
+    word_index_segments.c.removed,
+    # Mostly only the newest segment is not known, which each turn adds.
+    case(
+        (
+            word_index_segments.c.segment > bindparam("known", type_=BigInteger),
+            word_index_segments.c.data,
+        )
+    ),
+)
+is_listed = _of_session & is_header
 _LISTED = Prepared(
-    select(
-        word_index_segments.c.segment,
-        word_index_segments.c.removed,
-        # Mostly only the newest segment is not known, which each turn adds.
-        case(
-            (
-                word_index_segments.c.segment > bindparam("known", type_=BigInteger),
-                word_index_segments.c.data,
-            )
-        ),
-    )
-    .where(_of_session, is_header)
-    .order_by(word_index_segments.c.segment),
-    ("of_sid", "known"),
+    select(*LISTED).where(is_listed).order_by(word_index_segments.c.segment), ("of_sid", "known")
 )
 _pieces = func.unnest(
     bindparam("segments", type_=ARRAY(BigInteger)), bindparam("numbers", type_=ARRAY(Integer))
@@ -115,12 +127,24 @@ def packed_ordinals(ordinals: Collection[int]) -> bytes:
     return struct.pack(f"<{len(ordinals)}H", *sorted(ordinals))
 
 
+def newest_known(headers: Headers, sid: int) -> int:
+    """Return the highest number of a segment whose header is cached."""
+    return max(headers.get(sid) or {}, default=-1)
+
+
 def read_index(
-    connection: SupportsStatements, sid: int, headers: Headers | None = None
+    connection: SupportsStatements,
+    sid: int,
+    headers: Headers | None = None,
+    listed: Sequence[Sequence[Any]] | None = None,
 ) -> list[StoredSegment]:
-    """Read the segments of a session, those with cached headers without their headers."""
+    """Read the segments of a session, those with cached headers without their headers.
+
+    `listed` are their rows of `LISTED`, if they were read already.
+    """
     known = (headers.pop(sid) if headers else None) or {}
-    listed = _LISTED.rows(connection, sid, max(known, default=-1))
+    if listed is None:
+        listed = _LISTED.rows(connection, sid, max(known, default=-1))
     numbers = [row[0] for row in listed]
     known |= {segment: read_header(data) for segment, _, data in listed if data is not None}
     # A segment may be stored after one with a higher number.
@@ -154,14 +178,29 @@ def late_segments(
 
 
 def read_pieces(
-    connection: SupportsStatements, sid: int, wanted: Collection[tuple[int, int]]
+    connection: SupportsStatements,
+    sid: int,
+    wanted: Collection[tuple[int, int]],
+    kept: Pieces | None = None,
 ) -> Mapping[tuple[int, int], bytes]:
-    """Return pieces by segment and number."""
-    if not wanted:
-        return {}
-    segments, numbers = zip(*wanted, strict=True)
+    """Return pieces by segment and number.
+
+    Raises:
+        WouldBlock: a segment was merged after the statement that listed it, in no transaction.
+    """
+    known = {at: data for at in wanted if (data := kept.get((sid, *at)))} if kept else {}
+    missing = [at for at in wanted if at not in known]
+    if not missing:
+        return known
+    segments, numbers = zip(*missing, strict=True)
     rows = _PIECES.rows(connection, list(segments), list(numbers), sid)
-    return {(segment, number): data for segment, number, data in rows}
+    if len(rows) < len(missing) and isinstance(connection, RawConnection):
+        raise WouldBlock
+    for segment, number, data in rows:
+        known[segment, number] = data
+        if kept:
+            kept.put((sid, segment, number), data, len(data) + PIECE_BYTES)
+    return known
 
 
 def find_terms(
@@ -172,10 +211,11 @@ def find_terms(
     *,
     until: int = MOST_INT64,
     newest: int = MOST_INT64,
+    kept: Pieces | None = None,
 ) -> Mapping[Term, set[int]]:
     """Return positions before `until` of each term, so many of the newest ones at least."""
     positions: dict[Term, set[int]] = {term: set() for term in terms}
-    for term, stored, postings in _postings(connection, sid, segments, terms):
+    for term, stored, postings in _postings(connection, sid, segments, terms, kept):
         ordinals = _before(stored, postings.ordinals(), until)
         positions[term].update(_positions(stored, ordinals)[-newest:])
     return positions
@@ -189,13 +229,14 @@ def rare_terms(  # those of `find_terms`, with another limit
     *,
     until: int,
     most: int,
+    kept: Pieces,
 ) -> Mapping[Term, list[int] | None]:
     """Return rising positions before `until` of each term, None if it surely has more than `most`.
 
     The places of a frequent word in a segment are counted without decoding them.
     """
     found: dict[Term, list[tuple[StoredSegment, PostingList]]] = {term: [] for term in terms}
-    for term, stored, postings in _postings(connection, sid, segments, terms):
+    for term, stored, postings in _postings(connection, sid, segments, terms, kept):
         found[term].append((stored, postings))
     return {term: _rare(of_term, until, most) for term, of_term in found.items()}
 
@@ -225,6 +266,7 @@ def _postings(
     sid: int,
     segments: Sequence[StoredSegment],
     terms: Collection[Term],
+    kept: Pieces | None,
 ) -> Iterator[tuple[Term, StoredSegment, PostingList]]:
     """Yield what the segments hold of terms."""
     keys = {term: term.text.encode() for term in terms}
@@ -236,7 +278,7 @@ def _postings(
     ]
     # Piece 0 is the header, which is here already, with the only block of a small segment.
     wanted = {(segments[number].segment, piece) for _, number, piece in places if piece}
-    pieces = read_pieces(connection, sid, wanted)
+    pieces = read_pieces(connection, sid, wanted, kept)
     for term, number, piece in places:
         stored = segments[number]
         block = pieces.get((stored.segment, piece), b"") if piece else stored.header.block

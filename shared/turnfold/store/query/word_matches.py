@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -34,7 +35,7 @@ from turnfold.store.database.schema import word_index
 from turnfold.store.database.sqlite_files import VOCABULARY
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import (
-    Headers,
+    SegmentCaches,
     StoredSegment,
     find_terms,
     rare_terms,
@@ -109,11 +110,12 @@ class WordMatches:
         until: int,
         *,
         messages: int,
-        headers: Headers,
+        caches: SegmentCaches,
+        listed: Sequence[Sequence[Any]] | None = None,
     ) -> None:
         self._connection, self._sid, self.until = connection, sid, until
         self._messages = messages
-        self._headers = headers
+        self._caches, self._listed = caches, listed
         self._dialect = connection.dialect.name
 
     def rare(
@@ -138,7 +140,10 @@ class WordMatches:
         oldest = min(after, default=BEFORE_ALL)
         newer = [stored for stored in self._segments if stored.header.positions[-1] > oldest]
         terms = {term for lookup in lookups for term in lookup}
-        held = rare_terms(self._connection, self._sid, newer, terms, until=self.until, most=most)
+        held = rare_terms(
+            self._connection, self._sid, newer, terms, until=self.until, most=most,
+            kept=self._caches.pieces,
+        )  # fmt: skip
         return [
             _rare_of([held[term] for term in lookup], most, first)
             for lookup, first in zip(lookups, after, strict=True)
@@ -152,8 +157,9 @@ class WordMatches:
             return [self._rows(write(lookup), number) for lookup in lookups]
         terms = {term for lookup in lookups for term in lookup}
         held = find_terms(
-            self._connection, self._sid, self._segments, terms, until=self.until, newest=number
-        )
+            self._connection, self._sid, self._segments, terms, until=self.until, newest=number,
+            kept=self._caches.pieces,
+        )  # fmt: skip
         return [
             sorted(set().union(*(held[term] for term in lookup)), reverse=True)[:number]
             for lookup in lookups
@@ -161,7 +167,7 @@ class WordMatches:
 
     @cached_property
     def _segments(self) -> list[StoredSegment]:
-        return read_index(self._connection, self._sid, self._headers)
+        return read_index(self._connection, self._sid, self._caches.headers, self._listed)
 
     def _rare_rows(self, lookup: Lookup, most: int, after: int) -> list[int] | None:
         """Read the positions of a lookup, in a short session on SQLite."""
