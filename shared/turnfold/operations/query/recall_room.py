@@ -54,12 +54,11 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
         room = min(max(left - expected, budget - window.limits_by_turns.arrival_tokens), left)
     elif not window.limits.is_small:
         room = int(TAKEN_WITHIN_TURN * left)
-    limits = [policy.recall_max_tokens]
+    room = min(room, policy.recall_max_tokens)
     if wish.tokens is not None:
-        limits.append(int(wish.tokens / factor))
+        room = min(room, int(wish.tokens / factor))
     if wish.share is not None:
-        limits.append(int(wish.share * budget))
-    room = min(room, *limits)
+        room = min(room, int(wish.share * budget))
     return room if room >= LEAST_ROOM and window.size < window.limits.messages else 0
 
 

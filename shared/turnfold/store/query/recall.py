@@ -159,19 +159,18 @@ class SqlRecallStore:
         def read(connection: SupportsStatements, *, at_once: bool = False) -> Recollection:
             is_inline, first = at_once and is_sqlite, _First()
             if at_once and not is_sqlite:
-                session, first = self._read_first(connection, sid)
+                counters, first = self._read_first(connection, sid)
             else:
-                session = next(iter(_SESSION.rows(connection, sid)), _GONE)
-            total, unindexed_from, tokens, *changes = session
+                counters = next(iter(_SESSION.rows(connection, sid)), _GONE)
+            total, unindexed_from, tokens, *changes = counters
             if is_inline and (total > MOST_INLINE or tokens > MOST_TOKENS_INLINE):
                 raise WouldBlock
             most = MOST_NEW_INLINE if is_inline else total
             order = self._order(connection, sid, total, tuple(changes), most, first.newest)
-            if is_inline and order.has_many_lines:
-                self._keep(sid, order)
-                raise WouldBlock
+            asked = _Asked(sid, until, total, unindexed_from, is_inline, first)
             try:
-                asked = _Asked(sid, until, total, unindexed_from, is_inline, first)
+                if is_inline and order.has_many_lines:
+                    raise WouldBlock
                 found = self._recall(connection, order, asked, question, choose)
             except WouldBlock:
                 # A thread goes on with it. After another error, it may be half.
@@ -291,8 +290,7 @@ class SqlRecallStore:
         if order is None or order.changes != changes:
             order = SessionOrder(changes)
         if total - len(order.positions) > most:
-            if order.positions:
-                self._keep(sid, order)
+            self._keep(sid, order)
             raise WouldBlock
         return read_order(connection, sid, order, total, newest)
 

@@ -55,14 +55,13 @@ from turnfold.store.query.message_cache import (
     live_messages,
     refresh_covered,
 )
-from turnfold.store.query.originals import originals_at
+from turnfold.store.query.originals import originals_at, text_at, texts_of
 from turnfold.store.query.session_head import (
     missing_sessions,
     read_head,
     read_head_and_newest,
     read_summary,
 )
-from turnfold.store.query.texts import text_at, texts_of
 
 # Open compactions of `on_summary`, regenerations and stand-ins have evicted nothing.
 _is_pending = is_pending & (compactions.c.messages_evicted > literal_column("0"))
