@@ -103,14 +103,13 @@ class Postgres:
                     os.kill(pid, signal.SIGCONT)
 
     @contextmanager
-    def standby(self, *, delay_seconds: float = 0.0) -> Generator["Standby"]:
-        """A server that replays what this one commits, so much later."""
-        settings = {**self._settings, "recovery_min_apply_delay": f"{int(1000 * delay_seconds)}ms"}
+    def standby(self) -> Generator["Standby"]:
+        """A server that replays what this one commits."""
         with _new_home() as home:
             installed = Installed(home, self._installed.programs, _prepared(home), free_port())
             installed.copy_from(self.port)
-            with _started(installed, settings) as server:
-                yield Standby(installed.port, server, installed, settings)
+            with _started(installed, self._settings) as server:
+                yield Standby(installed.port, server, installed, self._settings)
 
     def pids(self) -> list[int]:
         """Its processes, the one that started the others first."""
@@ -167,6 +166,18 @@ class Postgres:
 @dataclass(frozen=True, slots=True, eq=False)
 class Standby(Postgres):
     """A server that replays what its primary commits, and answers reads."""
+
+    async def pause(self) -> None:
+        """Replay nothing until `resume`."""
+        await self._execute(
+            "SELECT pg_wal_replay_pause()",
+            """DO $$ BEGIN WHILE pg_get_wal_replay_pause_state() <> 'paused'
+            LOOP PERFORM pg_sleep(0.05); END LOOP; END $$""",
+        )
+
+    async def resume(self) -> None:
+        """Replay everything again."""
+        await self._execute("SELECT pg_wal_replay_resume()")
 
     async def cut_off(self) -> None:
         """Receive nothing more from the primary."""

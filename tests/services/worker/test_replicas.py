@@ -1,5 +1,6 @@
 """A streaming replica of PostgreSQL: query servers read it, and it takes over from a lost primary."""
 
+import asyncio
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -8,8 +9,6 @@ import pytest
 from tests.postgres import Postgres, running_postgres
 from tests.running_system import Parts, running_parts, serving_parts
 from tests.services.worker.test_catch_up import ENVIRON, KEYS, VIEW, Life
-
-DELAY_SECONDS = 1.5
 
 
 def on(server: Postgres, parts: Parts) -> dict[str, str]:
@@ -33,7 +32,7 @@ def ids_of(messages: set[tuple[object, ...]]) -> set[tuple[object, ...]]:
 async def test_a_window_of_a_replica_waits_or_says_that_it_is_not_fresh(tmp_path: Path) -> None:
     """The replica is behind when the worker has told everybody that the event is stored."""
     key = KEYS[0]
-    with running_postgres() as primary, primary.standby(delay_seconds=DELAY_SECONDS) as replica:
+    with running_postgres() as primary, primary.standby() as replica:
         async with (
             running_parts(tmp_path, environ=ENVIRON, postgres=primary) as parts,
             parts.client() as client,
@@ -43,14 +42,20 @@ async def test_a_window_of_a_replica_waits_or_says_that_it_is_not_fresh(tmp_path
             session = client.session(*key)
             await session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
             old = await session.context(after="latest", wait_ms=10_000)
+            await replica.pause()
             receipt = await session.turn_completed([{"role": "user", "content": "And 7342?"}])
             await parts.caught_up()
 
             stale = await session.context(after=receipt.seq, wait_ms=0)
-            fresh = await session.context(after=receipt.seq, wait_ms=10_000)
+            waiting = asyncio.create_task(session.context(after=receipt.seq, wait_ms=10_000))
+            await asyncio.sleep(0.3)
+            still_waits = not waiting.done()
+            await replica.resume()
+            fresh = await waiting
 
     assert old.fresh
     assert not stale.fresh
+    assert still_waits
     assert stale.messages == old.messages
     assert fresh.fresh
     assert [message["content"] for message in fresh.messages] == [
