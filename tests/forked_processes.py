@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIG_DFL, SIGHUP, SIGKILL, signal
 from types import ModuleType, SimpleNamespace
 from typing import Any, Self, cast
 
@@ -270,6 +270,8 @@ def _name_itself(role: str) -> None:
 
 
 def _become(environ: Mapping[str, str], out: Path, err: Path, mode: str) -> None:
+    # `nohup make test` ignores it, and so would this process.
+    signal(SIGHUP, SIG_DFL)
     os.environ.clear()
     os.environ.update(environ)
     for number, path in ((1, out), (2, err)):

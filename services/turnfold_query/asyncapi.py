@@ -96,9 +96,10 @@ def _described_by_faststream(nats_urls: Sequence[str]) -> dict[str, Any]:
         parts.append(
             broker.publisher(address(name), title=name, description=notice.__doc__, schema=notice)
         )
-    facts = {"version": version("turnfold"), "description": DESCRIPTION}
-    described = AsyncAPI(broker, title="Turnfold", **facts).to_specification()
-    document: dict[str, Any] = described.to_jsonable()
+    specification = AsyncAPI(
+        broker, title="Turnfold", version=version("turnfold"), description=DESCRIPTION
+    )
+    document: dict[str, Any] = specification.to_specification().to_jsonable()
     return document
 
 

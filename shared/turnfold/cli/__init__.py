@@ -25,7 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.umask(0o077)
     _open_streams()
     try:
-        sys.exit(_run(words))
+        try:
+            sys.exit(_run(words))
+        finally:
+            sys.stdout.flush()
     except ModuleNotFoundError as error:
         # A missing module of Turnfold itself is a fault, for which no extra helps.
         if (error.name or "turnfold").partition(".")[0].startswith("turnfold"):
@@ -39,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # For example a full disk behind the output.
         named = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"turnfold: {named}{error.strerror or error}\n")
+        # Python would try to write the rest at its end, and exit with 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except UnicodeEncodeError as error:
         letters = ascii(error.object[error.start : error.end])

@@ -137,7 +137,7 @@ def publish(end):
     event = session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
     return asyncio.run(event).seq if end == "loop" else client.run(event).seq
 
-print(publish("thread"))
+print(publish("thread"), flush=True)
 for end in ("loop", "thread"):
     child = os.fork()
     if child == 0:

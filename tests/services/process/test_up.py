@@ -417,7 +417,13 @@ def test_what_a_part_prints_may_be_lost_if_the_disk_is_full(tmp_path: Path) -> N
 
 
 def test_a_hangup_ends_the_system_unless_it_was_started_to_ignore_it(tmp_path: Path) -> None:
-    with up(tmp_path / "plain") as plain, up(tmp_path / "kept", wrapper=["nohup"]) as kept:
+    # The tests themselves may run under nohup.
+    default = "signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    as_usual = [sys.executable, "-c", f"import os, signal, sys; {default}"]
+    with (
+        up(tmp_path / "plain", wrapper=as_usual) as plain,
+        up(tmp_path / "kept", wrapper=["nohup"]) as kept,
+    ):
         plain.ready()
         query = kept.ready()["pids"]["query"]
         for system in (plain, kept):

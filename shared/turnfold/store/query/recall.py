@@ -167,10 +167,11 @@ class SqlRecallStore:
                 raise WouldBlock
             most = MOST_NEW_INLINE if is_inline else total
             order = self._order(connection, sid, total, tuple(changes), most, first.newest)
+            if is_inline and order.has_many_lines:
+                self._keep(sid, order)
+                raise WouldBlock
             asked = _Asked(sid, until, total, unindexed_from, is_inline, first)
             try:
-                if is_inline and order.has_many_lines:
-                    raise WouldBlock
                 found = self._recall(connection, order, asked, question, choose)
             except WouldBlock:
                 # A thread goes on with it. After another error, it may be half.
@@ -227,11 +228,8 @@ class SqlRecallStore:
         wanted = question(lambda position: _body(connection, sid, position))
         end = bisect_left(order.positions, until)
         # A speaker who speaks only later must not change an earlier decision.
-        named = {
-            word
-            for word in wanted.words & order.speakers.keys()
-            if order.speakers[word].speaks_before(end)
-        }
+        spoken = wanted.words & order.speakers.keys()
+        named = {word for word in spoken if order.speakers[word].speaks_before(end)}
         lookups = wanted.lookups_without(named)
 
         is_short = end <= MOST_MASKED

@@ -89,8 +89,7 @@ def _entries_that_fit(
     budget: float = sum([candidate.token_estimate for candidate in ranked])
     if budget >= room_tokens * (1 + 4 * _TOLERANCE):
         budget = room_tokens * (1 - _TOLERANCE)
-    best: list[LedgerEntry] = []
-    most_kept = 0
+    best, most_kept = list[LedgerEntry](), 0
     for _ in range(_MAX_ATTEMPTS):
         kept, token_estimate, is_all = _select(ranked, budget)
         entries = list(group_into_entries(kept))
