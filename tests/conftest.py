@@ -36,8 +36,8 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# What somebody set for a system of theirs must not reach the systems under test, nor their child processes. Unbuffered streams hide errors
-# that users see: a full disk is noticed only when the output ends.
+# Settings of somebody's own system must not reach the systems under test, nor their child processes. Unbuffered streams hide errors that
+# users see: a full disk is noticed only when the output ends.
 for name in [name for name in os.environ if name.startswith(("TURNFOLD_", "PYTHONUNBUFFERED"))]:
     del os.environ[name]
 

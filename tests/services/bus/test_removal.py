@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ from turnfold.settings import Settings
 
 ERASED, KEPT = b"zanzibar-7f3a", b"somebody-else"
 LARGE = BLOCK_BYTES // 16
+
+
+@pytest.fixture
+async def client(server: NatsServer) -> AsyncIterator[Client]:
+    connected = await connect(Settings(nats_url=server.url), name="test")
+    await ensure_streams(connected, first_seq=1)
+    yield connected
+    await connected.close()
 
 
 async def publish(client: Client, mark: bytes, number: int, size: int = 0) -> list[int]:
@@ -63,11 +72,9 @@ async def remove_all(
     ("before", "least", "most"), [(3, 32, 32 + OVERWRITTEN_AT_ONCE), (0, 16, 17)]
 )
 async def test_a_long_row_is_forgotten_but_for_its_ends_and_no_file_holds_it(
-    tmp_path: Path, server: NatsServer, before: int, least: int, most: int
+    tmp_path: Path, client: Client, before: int, least: int, most: int
 ) -> None:
     """A row at the beginning of the stream has one end: no other event is in its first block."""
-    client = await connect(Settings(nats_url=server.url), name="test")
-    await ensure_streams(client, first_seq=1)
     await publish(client, KEPT, before, LARGE)
     erased = await publish(client, ERASED, 120, LARGE)
     await publish(client, KEPT, 3)
@@ -83,11 +90,9 @@ async def test_a_long_row_is_forgotten_but_for_its_ends_and_no_file_holds_it(
 
 
 async def test_a_block_that_has_lost_most_of_its_events_shrinks(
-    tmp_path: Path, server: NatsServer
+    tmp_path: Path, client: Client
 ) -> None:
     """Each overwrite writes all of it, and it shrinks only if other than its first events go."""
-    client = await connect(Settings(nats_url=server.url), name="test")
-    await ensure_streams(client, first_seq=1)
     erased = await publish(client, ERASED, 12, LARGE)
     await publish(client, KEPT, 6, LARGE)
 
@@ -100,15 +105,13 @@ async def test_a_block_that_has_lost_most_of_its_events_shrinks(
 @pytest.mark.proves("A6", "L8")
 async def test_small_events_of_a_long_row_are_forgotten_too_and_none_is_read_twice(
     tmp_path: Path,
-    server: NatsServer,
+    client: Client,
 ) -> None:
     reads: list[object] = []
 
     async def note(message: object) -> None:
         reads.append(message)
 
-    client = await connect(Settings(nats_url=server.url), name="test")
-    await ensure_streams(client, first_seq=1)
     erased = await publish(client, ERASED, 17, LARGE)
     # A look along the row sees far less than a block.
     erased += await publish(client, ERASED, LOOKED_AT * 2 + 2_500)
@@ -125,11 +128,7 @@ async def test_small_events_of_a_long_row_are_forgotten_too_and_none_is_read_twi
 
 
 @pytest.mark.proves("A6")
-async def test_events_among_those_of_others_are_overwritten(
-    tmp_path: Path, server: NatsServer
-) -> None:
-    client = await connect(Settings(nats_url=server.url), name="test")
-    await ensure_streams(client, first_seq=1)
+async def test_events_among_those_of_others_are_overwritten(tmp_path: Path, client: Client) -> None:
     erased: list[int] = []
     for _ in range(50):
         erased += await publish(client, ERASED, 1, LARGE)
@@ -143,9 +142,7 @@ async def test_events_among_those_of_others_are_overwritten(
 
 
 @pytest.mark.proves("A6")
-async def test_events_that_are_gone_need_no_removal(server: NatsServer) -> None:
-    client = await connect(Settings(nats_url=server.url), name="test")
-    await ensure_streams(client, first_seq=1)
+async def test_events_that_are_gone_need_no_removal(client: Client) -> None:
     erased = await publish(client, ERASED, 20)
     await client.jetstream().purge_stream(EVENTS_STREAM, seq=10)
 
@@ -157,11 +154,9 @@ async def test_events_that_are_gone_need_no_removal(server: NatsServer) -> None:
 
 @pytest.mark.proves("A6", "L1")
 async def test_newer_events_than_the_erased_ones_are_not_removed(
-    tmp_path: Path, server: NatsServer
+    tmp_path: Path, client: Client
 ) -> None:
     """L1: a stream that was restored from an older backup gave their sequences to new events."""
-    client = await connect(Settings(nats_url=server.url), name="test")
-    await ensure_streams(client, first_seq=1)
     erased = await publish(client, ERASED, 120, LARGE)
     until_ms = now_ms()
     await asyncio.sleep(0.01)
@@ -173,4 +168,3 @@ async def test_newer_events_than_the_erased_ones_are_not_removed(
     assert forgotten
     assert await held(client) == len(newer)
     assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, len(newer))
-    await client.close()

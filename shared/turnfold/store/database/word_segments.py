@@ -55,7 +55,7 @@ PIECE_BYTES = 200
 
 
 class SegmentCaches(NamedTuple):
-    """What a query server keeps of segments: texts, which an erasure removes."""
+    """Caches of segments in a query server: they hold texts, which an erasure removes."""
 
     headers: Headers
     pieces: Pieces
