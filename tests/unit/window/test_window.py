@@ -4,7 +4,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.histories import Said, assistant, history, parsed, plan, system, text, tool, user, words
+from tests.histories import (
+    Json,
+    Said,
+    assistant,
+    history,
+    parsed,
+    plan,
+    system,
+    text,
+    tool,
+    user,
+    words,
+)
 from tests.unit.window.windows import (
     BALANCED,
     FIRST_FIT,
@@ -311,6 +323,30 @@ def test_no_request_whose_answer_is_digested_stands_unanswered(budget: int) -> N
 
     for number in range(1, len(old), 2):
         assert (f"e{number}#0" in found) is (f"e{number + 1}#0" in found)
+
+
+@pytest.mark.proves("L11")
+@pytest.mark.parametrize("shows_pending", [True, False])
+def test_evicted_messages_that_outlived_a_trim_stay_until_the_next(shows_pending: bool) -> None:
+    """They were protected: a request whose call was interrupted, or the newest answer of all."""
+    policy = Policy(shows_pending=shows_pending)
+    interrupted: list[Said | Json] = [
+        Said(user("look"), is_pending=True),
+        Said(assistant(words(600)), is_pending=True),
+        Said(user("again"), is_pending=True),
+        Said(assistant(None, "a"), is_pending=True),
+        Said(tool("a", words(200)), is_pending=True),
+        user("stop"),
+        assistant("stopped"),
+    ]
+    answers: list[Said | Json] = [Said(assistant(words(100)), is_pending=True)] * 6
+    for said, kept in ((interrupted, "e4#0"), (answers, "e6#0")):
+        before, after = history(said), history([*said, user("next")])
+        old, new = asked_of(before, 500, policy), asked_of(after, 500, policy)
+
+        assert kept in shown(old)
+        assert old.account.pending_digested > 0
+        assert after.rendered(new).messages[:-1] == before.rendered(old).messages
 
 
 @pytest.mark.proves("W11")

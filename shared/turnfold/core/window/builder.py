@@ -130,7 +130,8 @@ class WindowBuilder:
             self.size += self.prefix.summary_messages * (1 if self.summary else -1)
 
     def begin_trim(self) -> None:
-        """Let the digest name as much as it can again, before more is left out."""
+        """Leave out what an earlier trim had to keep, and let the digest name all it can again."""
+        self._fold_held()
         self.digest.begin_trim(self.open_round)
         self._count_digest()
 
@@ -172,6 +173,8 @@ class WindowBuilder:
         block = BlockView(message, self.open_round)
         if self._shows_items:
             block.extra_size = extra_items(message)
+        # No eviction takes the newest request: the next one had come before it.
+        was_evicted = self.request is not None and self.request.compaction_id is not None
         # First, because it gives the block its own round, to which the block is then added.
         if is_request:
             self._open_round(block)
@@ -190,14 +193,10 @@ class WindowBuilder:
                 self._attach(block, result)
         if block.compaction_id is not None:
             self.pending_blocks.setdefault(block.compaction_id, []).append(block)
-        if is_request:
-            # The request before this one may have lost its protection. Blocks that lose theirs
-            # later stay, or the beginning of the window would change without a trim.
-            self._fold_held()
-            if self.policy.shows_pending:
-                self._held.clear()
         if block.compaction_id in self.digested:
             self._held.append(block)
+        # Otherwise only in a trim, or the beginning of the window would change without one.
+        if block.compaction_id in self.digested or (is_request and was_evicted):
             self._fold_held()
 
     def _join(self, message: Message) -> None:
