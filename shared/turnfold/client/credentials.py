@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from turnfold.access.identity import INBOX, NATS_SCHEMES, Identity
 from turnfold.errors import NotAllowed, StartError
+from turnfold.settings.urls import has_host
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -27,15 +28,18 @@ def servers_of(url: str) -> list[str]:
     """Return the servers that an address names, separated by commas.
 
     Raises:
-        StartError: a server has the scheme of another protocol.
+        StartError: a server has the scheme of another protocol, no host or no valid port.
     """
     servers = [server.strip() for server in url.split(",")]
     for server in servers:
         scheme = _SCHEME.match(server)
-        if scheme and scheme[0].removesuffix("://").lower() not in NATS_SCHEMES:
+        is_nats = not scheme or scheme[0].removesuffix("://").lower() in NATS_SCHEMES
+        # nats-py accepts a server without a scheme.
+        if not is_nats or not has_host(server if scheme else f"nats://{server}"):
             raise StartError(
-                f"{without_password(server)} is not a NATS address;"
-                f" it must begin with {' or '.join(f'{name}://' for name in NATS_SCHEMES)}"
+                f"{without_password(server)!r} is not a NATS address; it must begin with"
+                f" {' or '.join(f'{name}://' for name in NATS_SCHEMES)}, and name a host and a"
+                " valid port, if any"
             )
     return servers
 

@@ -274,8 +274,17 @@ async def test_a_history_that_another_program_made_up_proves_no_event_wrong(page
     await check_duplicate(event, Acknowledgement(4, is_duplicate=True), ask)
 
 
-@pytest.mark.parametrize("url", ["http://localhost:4222", "nats://a:4222, HTTPS://me:secret@b"])
-async def test_an_address_of_another_protocol_is_refused_at_once(url: str) -> None:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:4222",
+        "nats://a:4222, HTTPS://me:secret@b",
+        "nats://me:secret@a:65536",
+        'a:4222"',
+        "nats://",
+    ],
+)
+async def test_what_is_no_address_of_nats_is_refused_at_once(url: str) -> None:
     with pytest.raises(StartError, match="not a NATS address; it must begin with nats://") as told:
         async with turnfold.connect(url, environ={}, buffering=turnfold.BufferOptions()):
             raise AssertionError("it connected")
