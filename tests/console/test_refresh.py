@@ -11,6 +11,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Route
 
 from tests.console.chromium import CHROMIUM, MISSING, chromium, visiting
+from tests.ports import free_port
 from tests.running_system import Parts, eventually, running_parts
 from turnfold.access.bearers import EVERY_AGENT, new_token
 from turnfold.client import Client
@@ -190,6 +191,25 @@ async def test_a_timeline_is_refreshed_while_its_session_changes_all_the_time(
         await eventually(has_refreshed_often, seconds=60)
         await page.unroute_all(behavior="wait")
         assert abandoned == []
+
+
+@pytest.mark.proves("V1")
+async def test_a_timeline_says_within_seconds_that_its_server_is_gone_or_back(
+    site: Site, browser: Browser
+) -> None:
+    await say(site.client, "gone", "s", "Are you there?")
+    environ = {"TURNFOLD_HTTP_PORT": str(free_port())}
+    origin = f"http://127.0.0.1:{environ['TURNFOLD_HTTP_PORT']}"
+    async with visiting(browser, origin) as watched:
+        page = watched.page
+        async with site.parts.running("query", environ=environ):
+            async with page.expect_response("**/changes"):
+                await watched.open("/console/agents/gone/sessions/s")
+        # Sooner than a refresh at intervals would.
+        await page.wait_for_selector("#stale:has-text('Not updated since')", timeout=15_000)
+        async with site.parts.running("query", environ=environ):
+            await page.wait_for_selector("#stale:empty", state="attached", timeout=15_000)
+        watched.faults.clear()  # the browser tells of the requests that failed
 
 
 @pytest.mark.proves("V1")

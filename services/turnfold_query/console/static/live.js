@@ -70,15 +70,28 @@
   // of the page that wait for `session-changed`. Hidden tabs hold no connection.
   const watched = document.querySelector("[data-changes]");
   if (!watched || !window.EventSource) return;
+  const refresh = () => htmx.trigger(document.body, "session-changed");
   let source = null;
+  let broken = null;
+  const begun = () => {
+    clearTimeout(broken);
+    broken = null;
+    if (stale.textContent) refresh();
+  };
   const close = () => {
     if (source) source.close();
     source = null;
+    clearTimeout(broken);
+    broken = null;
   };
   const open = () => {
     close();
     source = new EventSource(watched.dataset.changes);
-    source.addEventListener("session", () => htmx.trigger(document.body, "session-changed"));
+    source.addEventListener("session", refresh);
+    source.addEventListener("open", begun);
+    // A stream ends every half minute and begins again within a second. Otherwise the refresh fails
+    // as well, and the page says so.
+    source.addEventListener("error", () => (broken ??= setTimeout(refresh, 3_000)));
     source.addEventListener("erased", close);
   };
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
