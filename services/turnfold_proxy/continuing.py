@@ -276,7 +276,7 @@ def _without_thoughts(api: Api, sources: Sequence[Element], shown: Element) -> E
 
 
 def _shown_part(api: Api, element: Element, message_id: str) -> Element:
-    """Return what a message of a session is of the caller's element: mostly all of it.
+    """Return the part of the caller's element that a session's message holds: usually all of it.
 
     In Anthropic's API, each result of a user message is a message of a session, as is the rest.
     """

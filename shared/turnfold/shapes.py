@@ -63,7 +63,7 @@ def chat_from_responses(items: Sequence[Json]) -> list[dict[str, Any]]:
     """Return items of the Responses API as chat messages.
 
     A run of reasoning, messages and calls, which the model wrote at one time, becomes one message.
-    Reasoning is left out. Items of unknown types are told as JSON text.
+    Reasoning is left out. Items of unknown types become JSON text.
 
     Raises:
         BadRequest: an item is no object, or a message has no role.
@@ -102,7 +102,7 @@ def chat_from_anthropic(
     """Return messages of the Anthropic API as chat messages, after the system text if any.
 
     Each result in a user message becomes a message, and the rest of it a further one. Thinking
-    stands in `thinking_blocks`. Blocks of unknown types are told as JSON text.
+    stands in `thinking_blocks`. Blocks of unknown types become JSON text.
 
     Raises:
         BadRequest: a message has no role, or its content is neither text nor blocks.

@@ -260,7 +260,7 @@ class _Answer:
 def askers_of(scope: Scope) -> tuple[Hashable, ...]:
     """Return the callers whose shares a request uses.
 
-    They are the agent in its path, and the token if it stands for several agents.
+    They are the agent in its path, and the token if it is valid for several agents.
     """
     grant = request_grant(scope)
     several = () if grant.is_operators else (grant.agents,)

@@ -55,8 +55,8 @@ class EventRemoval:
     async def remove(self, erased: Mapping[int, int | None]) -> Sequence[int]:
         """Remove the first of these erased events, in rising order; return their sequences.
 
-        Each has the latest time of its publication, if known: newer events are not removed. There
-        are none if `remove` needs to see more of the row first.
+        Each comes with the latest time of its publication, if known: a newer event is not removed.
+        None is removed while `remove` needs to see more of the row.
 
         Raises:
             Unavailable: the server does not answer. Events that are gone may be removed again.

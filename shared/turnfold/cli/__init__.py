@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_streams() -> None:
-    """Open the standard streams that whoever started this command has closed, on nothing."""
+    """Open closed standard streams on the null device."""
     nowhere = Path(os.devnull)
     # In this order, each file gets the descriptor of its stream, because it is the lowest free one.
     sys.stdin = sys.stdin or nowhere.open()

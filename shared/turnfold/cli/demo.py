@@ -195,7 +195,7 @@ async def _show_session(
 
 
 async def _show_recalled(out: Console, session: Session, question: str) -> None:
-    """Ask about an early turn, and show what a small block before the question tells of it."""
+    """Ask about an early turn, and show the messages that a small block recalls."""
     window = await session.context(recall={"query": question, "tokens": RECALLED_TOKENS})
     recalled = next(
         (

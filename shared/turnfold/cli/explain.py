@@ -118,7 +118,7 @@ def _unfollowed(messages: Sequence[StoredMessage]) -> list[int]:
 def _absence(
     stored: StoredMessage, window: Window, placeless: str | None, *, is_recalled: bool
 ) -> str:
-    """Return why a window does not show a message, and what speaks for it instead."""
+    """Return why a window does not show a message, and what represents it instead."""
     match stored.state:
         case "retracted":
             reason = "not shown: retracted"

@@ -190,7 +190,7 @@ def _readers_may_go() -> Generator[None]:
 
 
 def panel_printer() -> Callable[[Mapping[str, Any]], None]:
-    """Return a function that prints the panel, and later only the processes that run by then."""
+    """Return a function that prints the panel; later calls print only the running processes."""
     printers = itertools.chain([print_panel], itertools.repeat(_print_processes))
 
     def report(ready: Mapping[str, Any]) -> None:

@@ -224,7 +224,7 @@ class PortalClient:
     def _running_loop(self) -> Generator[asyncio.AbstractEventLoop]:
         """Yield the loop of the own thread, which the first call starts, to schedule work in it.
 
-        `close` takes the same lock: it meets all work that is scheduled, or none comes.
+        `close` takes the same lock, so it meets all scheduled work, and none follows it.
         """
         with self._starting:
             if self._is_closed:

@@ -194,7 +194,7 @@ def _pieces(message: Message) -> list[_Piece]:
 
 
 def _mark_loop(bodies: Sequence[Chat]) -> None:
-    """Mark in place what the framework's loop says as the user."""
+    """Mark, in place, messages that the framework's loop writes in the user's role."""
     for body, after in zip(bodies, [*bodies[1:], {}], strict=False):
         text = content_text(body["content"]) if body["role"] == "user" else ""
         # The loop's input follows its progress. A person may begin in this way as well.

@@ -160,9 +160,9 @@ def _part(name: str) -> str:
 class _RequestContents:
     """The contents of one request: each part of them is a part of a chat message.
 
-    Contents of this request alone are not recorded. They would be an edit of the conversation in
-    each step, because the ADK puts them behind the newest results. Those that the program has
-    `given` for this run would be one in the next run. They stay before the run's request.
+    Contents of this request alone are not recorded: the ADK puts them behind the newest results,
+    so each step would edit the conversation. Nor are contents that the program has `given` for
+    this run, which the next run would edit; they stay before the run's request.
     """
 
     def __init__(

@@ -223,7 +223,7 @@ def _converted(message: AnyMessage) -> Chat:
 
 
 def _readable(message: AnyMessage, block: Any) -> Any:
-    """Return a block of content, or what stands for one that has no form as a chat message."""
+    """Return a block of content, or the text that replaces one without a form as a chat message."""
     try:
         _openai(message.model_copy(update={"content": [block]}))
     except _REFUSED:

@@ -280,7 +280,7 @@ class _Connection(HttpToolsProtocol):
         return True
 
     def handle_websocket_upgrade(self) -> None:
-        """Read the request as one without a wish to upgrade, whose body the parser would skip."""
+        """Read the request as one without an upgrade, whose body the parser would skip."""
         # uvicorn calls this while it handles the exception of the parser.
         upgrade = sys.exc_info()[1]
         assert isinstance(upgrade, httptools.HttpParserUpgrade)
@@ -356,7 +356,7 @@ class _Connection(HttpToolsProtocol):
 async def _answer_without_chunks(
     cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answer a client that knows no chunks: the end of the connection is the end of the body."""
+    """Answer a client that cannot read chunks: the end of the connection is the end of the body."""
 
     async def send_part(message: Message) -> None:
         # uvicorn then expects no more than this part. Its own answer to an error has a length.

@@ -237,7 +237,7 @@ class ErasureListAnswer(Answer):
 
 
 class MomentWindow(Answer):
-    """The window of a moment in figures."""
+    """The sizes of the window at one moment."""
 
     as_of: str | None = Field(description="The moment as it was requested; null for now.")
     tokens: Count

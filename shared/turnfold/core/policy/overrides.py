@@ -34,7 +34,7 @@ class PolicyOverrides(NamedTuple):
     def differences(self, before: "PolicyOverrides") -> dict[str, Any]:
         """Return what changed, for the audit: `preset`, `mode`, and `overrides`.
 
-        An override that was removed is null. A text is told by its hash, as no erasure reaches it.
+        A removed override is null. A text appears as its hash, because no erasure reaches it.
         """
         old, new = before.numbers(), self.numbers()
         overrides = {

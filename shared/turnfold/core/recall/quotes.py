@@ -52,7 +52,7 @@ class MarkedLine(NamedTuple):
 
 
 def said_in(body: Mapping[str, Any]) -> tuple[str, int]:
-    """Return what a message says, and a bound of its tokens if they are not of its content."""
+    """Return a message's text, and, if that is not its content, an upper bound of its tokens."""
     if said := text_of(body):
         return said, 0
     # A refusal or a transcript.

@@ -78,7 +78,7 @@ def call_texts(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def are_pairable(calls: Iterable[tuple[Any, Any]]) -> bool:
-    """Return whether calls of one answer, by id and name, can be told from each other.
+    """Return whether ids and names distinguish all calls of one answer.
 
     A window leaves out the others with their results, and the model would call again.
     """
@@ -91,7 +91,7 @@ def are_pairable(calls: Iterable[tuple[Any, Any]]) -> bool:
 
 
 def has_pairable_calls(body: Mapping[str, Any]) -> bool:
-    """Return whether the calls of a chat message can be told from each other."""
+    """Return whether ids and names distinguish all calls of a chat message."""
     return are_pairable(
         (entry.get("id"), tool.get("name")) if (tool := called_tool(entry)) else (None, None)
         for entry in body.get("tool_calls") or ()

@@ -70,7 +70,7 @@ _SHORT_DIGEST: Final = "{} messages with {} tool calls are left out below."
 
 
 def short_digest(messages: int, calls: int) -> str:
-    """Return the shortest digest, the number of its messages. It needs no frame."""
+    """Return the shortest digest: the number of its messages alone. It needs no frame."""
     return DIGEST_TITLE + _SHORT_DIGEST.format(messages, calls)
 
 

@@ -88,7 +88,7 @@ def _cut_summary(window: WindowBuilder) -> None:
 
 
 def _shorten_interrupted_request(window: WindowBuilder) -> None:
-    """Cut the request that a newer one interrupted to its beginning."""
+    """Keep only the beginning of a request that a newer one interrupted."""
     if window.interrupted_request is not None:
         _keep_beginning(window, window.interrupted_request)
 

@@ -179,7 +179,7 @@ def _set_for_agent(
 
 
 def _end_waiting(connection: Connection, is_chosen: ColumnElement[bool], now_ms: int) -> None:
-    """Make compactions due that wait for the next day: their model or its budget may differ now."""
+    """Make compactions due that wait for the next day, as their model or its quota may differ."""
     waits = (
         is_open & has_status(JobStatus.PENDING),
         compactions.c.reason == str(Reason.RATE_LIMITED),

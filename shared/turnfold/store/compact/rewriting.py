@@ -179,7 +179,7 @@ def end_rewriting(change: SessionChange) -> None:
 
 
 def end_plans(change: SessionChange) -> None:
-    """End planned evictions that nobody asked for: they would evict restored messages again."""
+    """End planned evictions that no request asked for: they would evict restored messages again."""
     for (compaction_id,) in _PLANS.rows(change.connection, change.session.sid):
         end_stale(change, compaction_id, "messages were restored")
 

@@ -39,7 +39,7 @@ def withdraw(change: SessionChange, installation: Installation, counts: Retracte
     """Withdraw the versions that cover retracted messages, and append the audit row.
 
     The newest version below them that covers none takes effect at once. Until a worker has written
-    the next one, digests speak for the other messages that lost their version.
+    the next one, digests represent the other messages that lost their version.
     """
     connection, session = change.connection, change.session
     replaced = session.version

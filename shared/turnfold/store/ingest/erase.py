@@ -116,7 +116,7 @@ _CLEARED = {
 
 
 class Erasure(NamedTuple):
-    """An erasure as the audit tells of it; no event up to `last_seq` comes back."""
+    """An erasure as the audit records it; no event up to `last_seq` comes back."""
 
     last_seq: int
     at_ms: int
@@ -321,7 +321,7 @@ def _sids(connection: Connection, scope: ErasureScope, most: int) -> Sequence[in
 def _expire(
     connection: Connection, *, sid: int, letters_to: int, installation: Installation, now_ms: int
 ) -> None:
-    """Erase a session whose retention is over. Events that are still on their way begin it anew."""
+    """Erase a session whose retention is over. Events not stored yet begin it again."""
     lock_storing(connection, is_exclusive=True)
     agent_id = select(sessions.c.agent_id).where(sessions.c.sid == sid, is_kept)
     lock_session_counts(connection, map(AgentId, connection.execute(agent_id).scalars()))

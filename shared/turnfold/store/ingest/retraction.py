@@ -66,7 +66,7 @@ class StoredRetraction(NamedTuple):
 class RetractedCounts(NamedTuple):
     """The changes of one retraction: messages, tokens of the window before, and evictions.
 
-    `undigested` are the evictions whose digests are to be written anew now.
+    `undigested` are the evictions whose digests must be written again now.
     """
 
     source: StoredRetraction
@@ -294,7 +294,7 @@ class Retractor:
     def _with_responses(
         self, source: StoredRetraction, chosen: list["_Positions"]
     ) -> list["_Positions"]:
-        """Add the other items of the responses that a retraction names items of."""
+        """Add all other items of each response of which the retraction names an item."""
         edges = [part.edge for part in chosen]
         named = [
             position

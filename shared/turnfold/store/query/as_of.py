@@ -213,7 +213,7 @@ def timeline_state(
 
 
 class _Place(NamedTuple):
-    """A moment, the last position by then, and which retractions of its millisecond it includes."""
+    """A moment, its last position, and which retractions of its millisecond it includes."""
 
     at_ms: int
     until: int

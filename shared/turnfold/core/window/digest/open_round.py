@@ -107,7 +107,7 @@ def _merged(
 ) -> tuple[Sequence[_NamedCall], int]:
     """Merge older calls that differ only behind their cut, until all fit; return their tokens, too.
 
-    A path is cut in its middle: files of one folder are told by the folder and their number.
+    A path is cut in its middle: files of one folder become the folder and their number.
     """
     older: dict[str, _NamedCall] = {}
     for place, call in enumerate(called):

@@ -132,7 +132,7 @@ class _OpenRow(NamedTuple):
 
     @property
     def is_evicted(self) -> bool:
-        """Whether the messages that it is for have left the window."""
+        """Whether its messages have left the window."""
         return self.kind is JobKind.NEXT and not self.is_plan
 
     @property

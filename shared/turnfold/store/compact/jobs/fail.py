@@ -96,7 +96,7 @@ def _is_refused_for_good(connection: Connection, sid: int) -> bool:
 
 
 def _plan_again(change: SessionChange, job: Job, planned: FiredTrigger, compaction_id: int) -> None:
-    """Plan an eviction again for when the provider is back: nobody may speak before."""
+    """Plan an eviction again for when the provider is back: until then no event may arrive."""
     session = change.session
     session.compactions += 1
     changed = {
