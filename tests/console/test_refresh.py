@@ -202,9 +202,11 @@ async def test_a_timeline_says_within_seconds_that_its_server_is_gone_or_back(
     origin = f"http://127.0.0.1:{environ['TURNFOLD_HTTP_PORT']}"
     async with visiting(browser, origin) as watched:
         page = watched.page
-        async with site.parts.running("query", environ=environ):
-            async with page.expect_response("**/changes"):
-                await watched.open("/console/agents/gone/sessions/s")
+        async with (
+            site.parts.running("query", environ=environ),
+            page.expect_response("**/changes"),
+        ):
+            await watched.open("/console/agents/gone/sessions/s")
         # Sooner than a refresh at intervals would.
         await page.wait_for_selector("#stale:has-text('Not updated since')", timeout=15_000)
         async with site.parts.running("query", environ=environ):

@@ -53,9 +53,9 @@ class RecallFields(Request):
         str | None,
         Field(description="What to look for; by default the text of the newest request."),
     ] = None
-    tokens: Annotated[Tokens | None, Field(description="The most tokens of the block.")] = None
+    tokens: Annotated[Tokens | None, Field(description="Maximum tokens of the block.")] = None
     share: Annotated[
-        float | None, Field(ge=0, le=0.9, description="The largest share of the budget.")
+        float | None, Field(ge=0, le=0.9, description="Maximum share of the budget.")
     ] = None
 
 
@@ -92,7 +92,9 @@ class ContextFields(FreshRequest):
 
     max_tokens: Annotated[
         Tokens | None,
-        Field(description="Size of the window, including the summary; by default from the model."),
+        Field(
+            description="Size of the window with its summary; by default derived from the model."
+        ),
     ] = None
     model: Annotated[
         str | None,
@@ -102,20 +104,21 @@ class ContextFields(FreshRequest):
         ),
     ] = None
     system_tokens: Annotated[
-        Tokens, Field(description="Room for the system text in a budget from the model.")
+        Tokens, Field(description="The agent's own system text, subtracted from a derived budget.")
     ] = 0
     tools_tokens: Annotated[
-        Tokens, Field(description="Room for the tools in a budget from the model.")
+        Tokens, Field(description="Definitions of tools, subtracted from a derived budget.")
     ] = 0
     max_output_tokens: Annotated[
-        Tokens | None, Field(description="Room for the answer; by default as the policy says.")
+        Tokens | None,
+        Field(description="The answer, subtracted from a derived budget; default: the policy's."),
     ] = None
     max_messages: Annotated[
         int | None,
         Field(
             ge=1,
             le=MOST_EXACT,
-            description="Most messages besides the pinned one; in whole blocks.",
+            description="Maximum number of messages besides the pinned one; blocks stay whole.",
         ),
     ] = None
     mode: Annotated[
@@ -138,7 +141,8 @@ class ContextFields(FreshRequest):
         Field(description="The user's current question: a short form of `recall.query`."),
     ] = None
     etag: Annotated[
-        str | None, Field(description="Of an earlier answer: `not_modified` if it still holds.")
+        str | None,
+        Field(description="An earlier answer's; if nothing has changed: `not_modified`."),
     ] = None
     as_of: Annotated[Moment | None, Field(description=AS_OF)] = None
     entries: Annotated[
@@ -149,7 +153,7 @@ class ContextFields(FreshRequest):
         Field(description="`changed`: null stands for messages that are shown as published."),
     ] = "all"
     follow_budget: Annotated[
-        bool, Field(description="False: nothing is evicted for this budget. For inspections.")
+        bool, Field(description="False: this budget evicts nothing, for inspection.")
     ] = True
 
 
@@ -165,13 +169,13 @@ class ContextRequest(ContextFields):
 class ContextQuery(ContextFields):
     """Read the model's next input; the fields of a URL."""
 
-    recall: Annotated[bool, Field(description="False: no earlier messages return.")] = True
+    recall: Annotated[bool, Field(description="False: no recall block.")] = True
     recall_tokens: Annotated[
-        Tokens | None, Field(description="The most tokens of the recall block.")
+        Tokens | None, Field(description="Maximum tokens of the recall block.")
     ] = None
     recall_share: Annotated[
         float | None,
-        Field(ge=0, le=0.9, description="The largest share of the budget for recall."),
+        Field(ge=0, le=0.9, description="Maximum share of the budget for recall."),
     ] = None
 
     def request(self) -> ContextRequest:
