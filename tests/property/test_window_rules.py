@@ -9,6 +9,7 @@ import pytest
 
 from tests import window_rules as laws
 from tests.histories import assistant, counter, history, plan, system, tool, user, words
+from tests.window_check import __main__ as program
 from tests.window_check.__main__ import proved
 from tests.window_check.sessions import data_directory
 from turnfold.core.policy.presets import Policy
@@ -40,6 +41,20 @@ def test_thousands_of_windows_break_no_law() -> None:
     assert tally.refused > 0
     assert tally.emergencies > 0
     assert tally.steady > 0
+
+
+@pytest.mark.parametrize(("goal", "least", "status"), [(0.0, 1, 0), (1.01, 1, 1), (1.01, 10**6, 0)])
+def test_a_missed_goal_fails_if_enough_windows_were_measured(
+    goal: float, least: int, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "GOALS", dict.fromkeys(program.GOALS, ("", goal)))
+    monkeypatch.setattr(program, "COMPARED_FROM", least)
+    monkeypatch.setattr("sys.argv", ["", "--cuts", "320"])
+
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+
+    assert ended.value.code == status
 
 
 def answered() -> tuple[laws.Session, laws.Answer]:

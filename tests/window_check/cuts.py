@@ -50,7 +50,7 @@ class Tally:
     refused: int = 0
     emergencies: int = 0
     steady: int = 0
-    used: dict[tuple[str, str, str], tuple[float, int]] = field(default_factory=dict)
+    used: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, other: "Tally") -> None:
@@ -66,24 +66,14 @@ class Tally:
             before = self.used.get(key, (0.0, 0))
             self.used[key] = (before[0] + total, before[1] + number)
 
-    def note_use(self, policy: str, origin: str, budget_tokens: int, share: float) -> None:
+    def note_use(self, policy: str, origin: str, share: float) -> None:
         """A window left out or shortened something: this share of its budget it used."""
-        of_all = ((policy, origin, "from 1,000"),) if budget_tokens >= MEASURED_FROM else ()
-        for key in ((policy, origin, "all"), (policy, origin, class_of(budget_tokens)), *of_all):
-            total, number = self.used.get(key, (0.0, 0))
-            self.used[key] = (total + share, number + 1)
+        total, number = self.used.get((policy, origin), (0.0, 0))
+        self.used[policy, origin] = (total + share, number + 1)
 
 
 MEASURED_FROM = 1_000
-CLASSES = (300, 1_000, 4_000, 16_000)
-
-
-def class_of(budget_tokens: int) -> str:
-    """The class of a budget, for the table."""
-    return next(
-        (f"below {bound:,}" for bound in CLASSES if budget_tokens < bound),
-        f"{CLASSES[-1]:,} and more",
-    )
+"""Smaller budgets hold too few messages for a goal: one that does not fit leaves much of them unused."""
 
 
 class Subject:
@@ -247,27 +237,22 @@ def cut(subject: Subject, question: Question, tally: Tally) -> list[str]:
         return _asked_again(subject, question, refused, tally)
     asked, budget = question.asked, question.asked.budget_tokens
     tally.emergencies += asked.is_emergency
+    # Media cannot be shown in part.
     is_measured = (
         question.policy in ("first fit", "balanced")
         and not asked.is_emergency
         and not asked.recall_share
         and asked.max_messages is None
+        and not subject.has_media
     )
     if (
         is_measured
         and budget is not None
+        and budget >= MEASURED_FROM * subject.sitting.factor
         and subject.could_show_more(made, POLICIES[question.policy])
     ):
-        origin = (
-            "media"
-            if subject.has_media
-            else "generated"
-            if subject.sitting.name == "generated"
-            else "recorded"
-        )
-        tally.note_use(
-            question.policy, origin, int(budget / subject.sitting.factor), made.tokens / budget
-        )
+        origin = "generated" if subject.sitting.name == "generated" else "recorded"
+        tally.note_use(question.policy, origin, made.tokens / budget)
     return subject.faults(question, made, rendered)
 
 
