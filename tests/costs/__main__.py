@@ -12,6 +12,7 @@ import time
 from rich.console import Console
 
 from tests.costs.cases import KINDS, case, tried
+from tests.costs.readers import READERS
 
 
 def main() -> None:
@@ -62,6 +63,11 @@ def main() -> None:
                 console.print(
                     f"--seed {chosen.seed} --kind {kind} --number {number}: {found.name}\n    {found.fault or found.growth}"
                 )
+    if chosen.only and not cases:
+        readers = ", ".join([reader.name for reader in READERS])
+        parser.error(
+            f"no case is named like {chosen.only!r}; there are cases of each kind ({', '.join(KINDS)}), and of these readers of texts: {readers}"
+        )
     console.print(
         f"{cases} cases, {measured} long enough to be measured, {faults} grew too fast, {time.monotonic() - began:.0f} s"
     )

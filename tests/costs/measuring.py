@@ -114,9 +114,9 @@ def _seconds(build: Build, size: int, clock: Callable[[], float]) -> float:
 
 
 def _cache_clears() -> Iterator[Callable[[], Any]]:
-    """What empties the caches of our functions, but for the tokenizer, which is loaded once."""
+    """What empties the caches of our functions, those of services too."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("turnfold.") and name != "turnfold.model_info.tokenizer":
+        if name.startswith("turnfold"):
             for value in list(vars(module).values()):
                 clear = getattr(value, "cache_clear", None)
                 if clear is not None and callable(clear):

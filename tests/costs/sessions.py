@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Final
 
 from tests.costs.measuring import Case
-from tests.histories import History, Json, answered, assistant, counter, system, tool, user, words
+from tests.histories import History, Json, answered, assistant, system, tool, user, words
 from turnfold.core.eviction.batch import EVERY_EVENT_BELOW, plan_evictions
 from turnfold.core.eviction.choose import decide_eviction
 from turnfold.core.eviction.triggers import Trigger
@@ -32,6 +32,7 @@ from turnfold.core.window.rendering.shaped import render_shaped
 from turnfold.core.window.window import WindowInput, WindowRequest, build_window, to_plan
 from turnfold.errors import CannotFit
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of
+from turnfold.model_info.tokenizer import load_counter
 from turnfold.operations.ingest.decode import Delivery, decode_event
 
 MOST_MESSAGES: Final = 8_192
@@ -414,12 +415,14 @@ def eviction_case(random: Random) -> Case:
 def event_case(random: Random) -> Case:
     """An event of generated messages, as far as its limits go: read, counted and classified."""
     shape = Shape.of(random)
+    # One that remembers would count in the first run alone.
+    count = load_counter()
 
     def build(size: int) -> Callable[[], object]:
         said = shape.said(size)[:1_000]
         payload = json.dumps(
             {"event_id": "e", "agent_id": "a", "session_id": "s", "messages": said}
         ).encode()[: 4 << 20]
-        return lambda: decode_event(Delivery("turn.completed.a.s", payload, 1, 0), count=counter())
+        return lambda: decode_event(Delivery("turn.completed.a.s", payload, 1, 0), count=count)
 
     return Case(f"event: {shape}", build, 4_096)

@@ -60,21 +60,23 @@ def main() -> None:
     trees = [folder / f"tree-{number}" for number in range(chosen.processes)]
     for tree in trees:
         copy_tree(ROOT, commit, tree)
-    console.print(f"{commit[:8]}: looking which tests execute which lines")
-    suite = Suite.of(ROOT, commit)
-    tests = covering(
-        trees[0], suite, folder / "covering", processes=chosen.processes, seconds=COVERING_SECONDS
-    )
     everything = [
         mutant
         for path in _paths(trees[0])
         for mutant in read_mutants(trees[0], path, folder / "places")
     ]
-    wanted = [
-        mutant
-        for mutant in sample(everything, chosen.mutants, chosen.seed)
-        if chosen.only in f"{mutant.path} {mutant.function}"
-    ]
+    named = [mutant for mutant in everything if chosen.only in f"{mutant.path} {mutant.function}"]
+    if not named:
+        known = sorted({mutant.path for mutant in everything})
+        parser.error(
+            f"no path and no function with mutants holds {chosen.only!r}; the paths: {', '.join(known)}"
+        )
+    wanted = sample(named, chosen.mutants, chosen.seed)
+    console.print(f"{commit[:8]}: looking which tests execute which lines")
+    suite = Suite.of(ROOT, commit)
+    tests = covering(
+        trees[0], suite, folder / "covering", processes=chosen.processes, seconds=COVERING_SECONDS
+    )
     reasons = _equivalent(everything, console)
     file = folder / f"results-{chosen.seed}.jsonl"
     records, survivors = _records(

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.costs import __main__ as program
 from tests.costs.measuring import Case, Work, growth_of
 from tests.costs.readers import KNOWN_SEARCHES, KNOWN_TEXTS
 from tests.costs.sessions import KNOWN
+from turnfold_query import handlers
 
 LEAST_SECONDS = 0.004
 
@@ -68,3 +70,27 @@ def test_work_is_judged_by_how_it_grows(steps: Callable[[int], float], is_too_fa
 
     assert growth is not None
     assert growth.is_too_fast == is_too_fast
+
+
+def test_nothing_is_measured_that_a_service_remembers() -> None:
+    key_of = handlers._key_of
+    key_of("context.get", "context.get.support.user-41")
+
+    growth_of(Case("nothing", lambda _: lambda: None, 64), least_seconds=1)
+
+    assert key_of.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize(("only", "status"), [("summary of", 0), ("sumary of", 2)])
+def test_cases_of_an_unknown_name_are_refused(
+    only: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "sys.argv", ["", "--kind", "text", "--cases", "40", "--only", only, "--least-ms", "1e9"]
+    )
+
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+
+    assert ended.value.code == status
+    assert ("summary of tool" in capsys.readouterr().err) == bool(status)
