@@ -290,6 +290,21 @@ async def test_a_window_as_of_the_middle_of_a_response_is_sendable(stores: Store
             assert told["account"]["synthesised"] == told["message_ids"].count(None)
 
 
+@pytest.mark.proves("G1", "L5")
+@pytest.mark.parametrize(("kind", "kept"), [("function_call", "fco_1"), ("custom_tool_call", None)])
+async def test_a_shortened_output_keeps_its_own_fields_unless_it_takes_the_type_of_its_call(
+    stores: Stores, kind: str, kept: str | None
+) -> None:
+    result = RESULT_A | {"id": "fco_1", "output": "port = 8443\n" * 400}
+    await stores.ingest(arrival(1, [ASK, CALL_A | {"type": kind, "input": "x"}, result]))
+
+    told = await Asker(stores).told(format="responses", max_tokens=200)
+
+    shown = told["messages"][-1]
+    assert shown["output"] != result["output"]
+    assert (shown["type"], shown.get("id")) == (f"{kind}_output", kept)
+
+
 @pytest.mark.proves("G1", "E3")
 async def test_responses_are_evicted_and_summarized_whole(stores: Stores) -> None:
     for seq in range(1, 9):
