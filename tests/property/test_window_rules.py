@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from tests import window_rules as laws
-from tests.histories import assistant, counter, history, plan, system, tool, user, words
+from tests.histories import Said, assistant, counter, history, plan, system, tool, user, words
 from tests.window_check import __main__ as program
 from tests.window_check.__main__ import proved
-from tests.window_check.sessions import data_directory
+from tests.window_check.cuts import Question, Subject, Tally, is_block, steadiness
+from tests.window_check.sessions import Sitting, data_directory
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.window import WindowRequest
 
@@ -41,6 +42,26 @@ def test_thousands_of_windows_break_no_law() -> None:
     assert tally.refused > 0
     assert tally.emergencies > 0
     assert tally.steady > 0
+
+
+@pytest.mark.proves("L11", "F2")
+@pytest.mark.parametrize("newest", [user("And now?"), assistant("Done."), tool("b", "2")])
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_a_window_that_begins_otherwise_one_message_later_is_found_out(
+    newest: dict[str, Any], share: float
+) -> None:
+    known = [user("Look."), assistant("so", "a", "b")]
+    steps = [known, [*known, newest], [user("Look!"), *known[1:], newest]]
+    before, after, other = [
+        Subject(Sitting(name="", said=tuple(map(Said, step)), summary="They met."), {})
+        for step in steps
+    ]
+    question = Question(WindowRequest(budget_tokens=4_000, recall_share=share), "balanced")
+
+    faults = [steadiness(before, later, question, Tally()) for later in (after, other)]
+
+    assert any(map(is_block, before.ask(question)[1].messages)) == (share > 0)
+    assert [[fault[:14] for fault in found] for found in faults] == [[], ["L11: there was"]]
 
 
 @pytest.mark.parametrize(("goal", "least", "status"), [(0.0, 1, 0), (1.01, 1, 1), (1.01, 10**6, 0)])

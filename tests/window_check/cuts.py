@@ -6,17 +6,27 @@ from math import exp, log
 from random import Random
 
 from tests import window_rules as laws
-from tests.histories import History, counter, plan
+from tests.histories import History, counter
 from tests.window_check.sessions import Sitting
 from turnfold.core.policy.presets import Policy
+from turnfold.core.recall.block import RecallBlock
 from turnfold.core.text.token_offsets import STEP_BYTES
+from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.forms import MARK_CHARACTERS, MENDED
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.views import Entry, ShownMessage
-from turnfold.core.window.window import WindowPlan, WindowRequest
+from turnfold.core.window.window import (
+    WindowPlan,
+    WindowRequest,
+    build_window,
+    to_plan,
+    with_block,
+)
 from turnfold.errors import CannotFit
 from turnfold.messages import Role
+from turnfold.operations.query.recall_decisions import RecallWish
+from turnfold.operations.query.recall_room import room_for_recall, share_for_recall
 
 FULL, DEFAULT = Policy(low_water_ratio=1.0), Policy()
 POLICIES = {
@@ -28,6 +38,7 @@ POLICIES = {
 }
 STAND_IN_TOKENS = 24
 """More than the text that closes an open call can cost."""
+RECALLED = "recalled "
 MARKER_TOKENS = 3
 """More than a marker in a summary can cost once it is defused."""
 
@@ -98,13 +109,32 @@ class Subject:
         )
 
     def ask(self, question: Question) -> tuple[WindowPlan, Rendered]:
-        """One window.
+        """One window; with recall, a block takes all the room that the service has for it.
 
         Raises:
             CannotFit: as the service says it.
         """
-        made = plan(self.stored.stored, question.asked, POLICIES[question.policy])
+        stored, policy, asked = self.stored.stored, POLICIES[question.policy], self.asked(question)
+        window = self.window(question)
+        made = to_plan(window, stored, asked)
+        room = room_for_recall(window, policy, RecallWish(), stored.factor)
+        if asked.recall_share and window.request is not None and room:
+            block = RecallBlock(RECALLED * (room // 4), room, (), ())
+            made = with_block(made, window, asked, stored.factor, block)
         return made, self.stored.rendered(made)
+
+    def window(self, question: Question) -> WindowBuilder:
+        """The window before its block is added."""
+        return build_window(self.stored.stored, self.asked(question), POLICIES[question.policy])
+
+    def asked(self, question: Question) -> WindowRequest:
+        """What the service asks for: with recall, the share that it keeps free."""
+        if not question.asked.recall_share:
+            return question.asked
+        share = share_for_recall(
+            POLICIES[question.policy], self.stored.stored.messages, is_asked=False
+        )
+        return replace(question.asked, recall_share=share)
 
     def faults(self, question: Question, made: WindowPlan, rendered: Rendered) -> list[str]:
         """All that is wrong with a window."""
@@ -132,6 +162,9 @@ class Subject:
         )
         if self.leaves_out(made) and self.fits_whole(asked):
             found.append("L7: it would have fitted whole")
+        blocks = [place for place, text in enumerate(rendered.messages) if is_block(text)]
+        if blocks and blocks != [(_place_of(self.told, self.told.request, rendered) or 0) - 1]:
+            found.append(f"L11: the block does not stand directly before the request: {blocks}")
         if asked.recall_share and self.cuts_request(made):
             without, _ = self.ask(replace(question, asked=replace(asked, recall_share=0.0)))
             if not self.cuts_request(without):
@@ -180,6 +213,11 @@ class Subject:
             and asked.placement is Placement.SEPARATE
         )
         return is_plain and (asked.budget_tokens is None or asked.budget_tokens >= self.most_tokens)
+
+
+def is_block(text: str) -> bool:
+    """Whether a text of a window is the block of recall."""
+    return RECALLED * 2 in text
 
 
 def _is_shortened(entry: Entry) -> bool:
@@ -286,24 +324,15 @@ def _asked_again(
 
 
 def steadiness(before: Subject, after: Subject, question: Question, tally: Tally) -> list[str]:
-    """One message later: the window begins as it did if it has room for that message, and nothing comes back (L11)."""
+    """One message later: the window begins as it did if it has room for that message, and nothing comes back (L11).
+
+    Exceptions are a new system message, what a result replaces, and the block of recall. An emergency window continues no other.
+    """
     newest = after.told.told[-1]
-    owner = after.told.answers.get(len(after.told.told) - 1)
-    last_head = max((owner.head for owner in after.told.answers.values()), default=None)
-    is_waited_for = any(
-        found.head == len(after.told.told) - 1 for found in after.told.answers.values()
-    )
     # No eviction takes the newest request: the message that follows it came before the eviction.
     request = before.told.request
-    is_evicted = request is not None and before.told.told[request].is_pending
-    is_counted_exception = (
-        question.asked.is_emergency
-        or is_evicted
-        or newest.body["role"] in laws.SYSTEMS
-        or is_waited_for
-        or (owner is not None and owner.head != last_head)
-    )
-    if is_counted_exception:
+    is_impossible = request is not None and before.told.told[request].is_pending
+    if question.asked.is_emergency or is_impossible or newest.body["role"] in laws.SYSTEMS:
         return []
     try:
         old, old_texts = before.ask(question)
@@ -313,26 +342,54 @@ def steadiness(before: Subject, after: Subject, question: Question, tally: Tally
     tally.cuts += 2
     tally.steady += 1
     found = before.faults(question, old, old_texts) + after.faults(question, new, new_texts)
-    known = set(old_texts.message_ids)
-    if back := [
-        one
-        for one in new_texts.message_ids
-        if one is not None and one not in known and one != newest.message_id
-    ]:
+    # Results that came before their call stand in no window until it comes.
+    waited = [
+        message
+        for message in after.stored.stored.messages
+        if message.answers is not None
+        and message.answers.position == after.stored.stored.messages[-1].position
+    ]
+    known = {None, *old_texts.message_ids, newest.message_id, *[one.message_id for one in waited]}
+    if back := [one for one in new_texts.message_ids if one not in known]:
         found.append(f"L11: {back} came back")
     budget = question.asked.budget_tokens
-    grown = after.most_tokens - before.most_tokens + old.tokens
-    has_room = question.asked.max_messages is None
+    grown = (
+        after.most_tokens
+        - before.most_tokens
+        + before.window(question).total * before.sitting.factor
+        + 1
+    )
+    grown += sum(one.tokens for one in waited) * after.sitting.factor
     if (
-        has_room
-        and newest.body["role"] != "tool"
+        question.asked.max_messages is None
         and budget is not None
-        and grown <= int((1 - question.asked.recall_share) * budget)
+        and grown <= int((1 - after.asked(question).recall_share) * budget)
         and not newest.is_pending
     ):
-        is_prefix = new_texts.messages[: len(old_texts.messages)] == old_texts.messages
-        if not is_prefix:
+        same = [
+            one for one in old_texts.messages[: _unchanged(after, old_texts)] if not is_block(one)
+        ]
+        if [one for one in new_texts.messages if not is_block(one)][: len(same)] != same:
             found.append(
                 "L11: there was room for one message more, and the window begins otherwise"
             )
     return found
+
+
+def _unchanged(after: Subject, old_texts: Rendered) -> int | None:
+    """How many texts of a window stay if the newest message comes: all (None), or those before its stand-in.
+
+    None stay if the call of a late result is left out, because the digest counts messages.
+    """
+    owner = after.told.answers.get(len(after.told.told) - 1)
+    if owner is None:
+        return None
+    head = _place_of(after.told, owner.head, old_texts)
+    return 0 if head is None else head + 1 + owner.place
+
+
+def _place_of(told: laws.Session, number: int | None, rendered: Rendered) -> int | None:
+    """Where a window shows the message of this number, if it does."""
+    ids = [*map(str, rendered.message_ids)]
+    name = None if number is None else told.told[number].message_id
+    return ids.index(name) if name in ids else None
