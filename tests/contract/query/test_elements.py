@@ -298,11 +298,11 @@ async def test_a_shortened_output_keeps_its_own_fields_unless_it_takes_the_type_
     result = RESULT_A | {"id": "fco_1", "output": "port = 8443\n" * 400}
     await stores.ingest(arrival(1, [ASK, CALL_A | {"type": kind, "input": "x"}, result]))
 
-    told = await Asker(stores).told(format="responses", max_tokens=200)
-
-    shown = told["messages"][-1]
-    assert shown["output"] != result["output"]
-    assert (shown["type"], shown.get("id")) == (f"{kind}_output", kept)
+    for max_tokens, is_whole in ((200, False), (9_000, True)):
+        told = await Asker(stores).told(format="responses", max_tokens=max_tokens)
+        shown = told["messages"][-1]
+        assert (shown["output"] == result["output"]) is is_whole
+        assert (shown["type"], shown.get("id")) == (f"{kind}_output", kept)
 
 
 @pytest.mark.proves("G1", "E3")

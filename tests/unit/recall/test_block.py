@@ -75,6 +75,15 @@ def test_a_refusal_and_a_transcript_of_speech_are_told() -> None:
     assert said == ["assistant: I cannot open it.", "assistant: In Ghent."]
 
 
+@pytest.mark.proves("F2")
+def test_a_text_and_each_of_its_calls_are_told_in_lines_of_their_own() -> None:
+    block = write_block(RecallMaterial(recalled([assistant("I look.", "a", "b")])), 1_000)
+
+    assert block is not None
+    said = [line for line in block.text.split("\n") if line.startswith("assistant")]
+    assert said == ["assistant: I look.", *['assistant called look_up {"at":1}'] * 2]
+
+
 @pytest.mark.proves("F2", "L5")
 def test_a_result_is_told_with_its_call_or_not_at_all() -> None:
     call, result, later = recalled(

@@ -320,6 +320,23 @@ def test_of_many_matches_those_are_ranked_that_are_near_the_best() -> None:
     assert len(ranked) < 1_000
 
 
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize(
+    ("rare", "is_ranked"), [(-STRETCH - 1, False), (-STRETCH, True), (2 * STRETCH - 1, True), (2 * STRETCH, False)]
+)  # fmt: skip
+def test_of_many_matches_an_old_one_is_ranked_if_an_adjacent_stretch_has_a_rare_one(
+    rare: int, is_ranked: bool
+) -> None:
+    old = 180 * STRETCH
+    frequent = range(9_000, 0, -3 * STRETCH)
+
+    ranked = best_of([[old + rare], frequent], [50] * 10_000, 10_000)
+
+    assert old in frequent
+    assert (old in ranked) is is_ranked
+    assert frequent[0] in ranked, "of equals the newest are ranked"
+
+
 @pytest.mark.proves("F2", "X6")
 def test_of_many_matches_in_a_long_session_a_brief_one_needs_no_rarest_word() -> None:
     number, brief = 10_000, 5_025

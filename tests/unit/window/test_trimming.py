@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.histories import Said, assistant, history, parsed, text, tool, user, words
+from tests.histories import Said, assistant, counter, history, parsed, text, tool, user, words
 from tests.unit.window.windows import (
     BALANCED,
     FIRST_FIT,
@@ -225,7 +225,8 @@ def test_results_above_600_tokens_become_previews(tokens: int, *, is_previewed: 
     assert (form is not None and form.cut is not None and form.cut.is_preview) is is_previewed
     if is_previewed:
         content = text(parsed(session.rendered(made))[2])
-        assert f"[TRUNCATED original~{tokens} tokens]" in content
+        head, _, tail = content.partition(f"[TRUNCATED original~{tokens} tokens]")
+        assert counter()(head) == pytest.approx(2 * counter()(tail), rel=0.2)
 
 
 @pytest.mark.proves("W3", "C19")
