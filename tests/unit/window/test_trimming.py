@@ -311,12 +311,13 @@ def test_the_longest_texts_are_leveled_to_the_greatest_height_that_frees_enough(
     assert level_sizes(sizes, excess) == height
 
 
-def test_a_request_whose_image_does_not_fit_takes_only_the_tokens_of_its_text() -> None:
+@pytest.mark.parametrize("budget", [100, 1_000])
+def test_a_request_whose_image_does_not_fit_takes_only_the_tokens_of_its_text(budget: int) -> None:
     said = words(30)
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     session = history([user([{"type": "text", "text": said}, image])])
 
-    made = asked_of(session, 1_000)
+    made = asked_of(session, budget)
 
     assert made.tokens <= tokens_of(history([user(said)])) + PREVIEW_MARK_TOKENS
     assert parsed(session.rendered(made))[0]["content"].startswith(said)

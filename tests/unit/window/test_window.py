@@ -392,11 +392,13 @@ def test_a_tool_block_leaves_without_a_look_at_all_of_its_round(
 
 @pytest.mark.proves("W3", "W7", "C61")
 def test_an_emergency_takes_three_fifths_of_the_budget_and_no_old_result_whole() -> None:
-    session = history([user("go"), *tool_rounds(60, 300), assistant("done"), user("next")])
+    rounds = [user("go"), *tool_rounds(60, 300)]
+    session = history([*rounds, assistant("done"), user("next")])
+    long = history([*rounds, assistant(words(900)), user(words(900))])
 
     made = asked_of(session, 10_000, is_emergency=True)
 
-    assert made.tokens <= 6_000
+    assert 800 < asked_of(long, 1_500, is_emergency=True).tokens <= 900
     tools = [entry for entry in made.entries if isinstance(entry, ShownMessage) and entry.call]
     assert tools
     assert all(entry.form.line for entry in tools)
