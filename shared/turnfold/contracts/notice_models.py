@@ -4,12 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer, AuditHead
+from turnfold.contracts.answers.base import AuditHead, OfSession
 from turnfold.contracts.fields import (
-    AgentField,
     CompactionField,
     Count,
-    SessionField,
     SummaryKind,
     example,
 )
@@ -27,11 +25,9 @@ TriggerName = Literal[
 ]
 
 
-class NoticeFields(Answer):
+class NoticeFields(OfSession):
     """The fields of every notice."""
 
-    agent_id: AgentField
-    session_id: SessionField
     audit: AuditHead
 
 

@@ -274,7 +274,7 @@ class RestoreRequest(Command):
     compaction_id: Annotated[str, Field(min_length=1, max_length=40)] | int
 
 
-class ExpandRequest(Request):
+class ExpandRequest(SummaryRequest):
     """Read the source messages of a ledger entry or of a line of a version's text.
 
     `entry` and `line` count from 0. Fewer messages are returned if they are large.
@@ -282,7 +282,6 @@ class ExpandRequest(Request):
 
     model_config = example(version=3, entry=0)
 
-    version: Annotated[int, Field(ge=1, le=MOST_INT32)]
     entry: Annotated[int | None, Field(ge=0, le=MOST_INT32)] = None
     line: Annotated[int | None, Field(ge=0, le=MOST_INT32)] = None
 
@@ -339,21 +338,20 @@ class ToolsRequest(Request):
     )
 
 
-class ToolRequest(Request):
-    """Run one of the tools of `session.tools`."""
-
-    model_config = example(name="search_history", arguments={"query": "order 7341"})
-
-    name: Annotated[str, Field(min_length=1, max_length=100)]
-    arguments: dict[str, Any] = {}
-
-
 class ToolBody(Request):
     """The arguments of a tool; HTTP names the tool in the path."""
 
     model_config = example(arguments={"query": "order 7341"})
 
     arguments: dict[str, Any] = {}
+
+
+class ToolRequest(ToolBody):
+    """Run one of the tools of `session.tools`."""
+
+    model_config = example(name="search_history", arguments={"query": "order 7341"})
+
+    name: Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class CompactionRequest(Command):

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from turnfold.contracts.fields import Count
+from turnfold.contracts.fields import AgentField, Count, SessionField
 
 
 class Answer(BaseModel):
@@ -13,6 +13,27 @@ class Answer(BaseModel):
 
     # Built at first use, because services start often and describe themselves rarely.
     model_config = ConfigDict(frozen=True, defer_build=True)
+
+
+class OfSession(Answer):
+    """An answer about one session."""
+
+    agent_id: AgentField
+    session_id: SessionField
+
+
+class SessionTotals(Answer):
+    """Sums over sessions."""
+
+    sessions: Count
+    messages: Count
+    tokens: Count = Field(description="Tokens of all messages.")
+    live_messages: Count = Field(description="Live messages without system messages.")
+    live_tokens: Count = Field(description="Their tokens.")
+    summaries: Count = Field(description="Versions of summaries that were written.")
+    sessions_cooling_down: Count = Field(
+        description="Sessions whose newest attempt at a summary failed."
+    )
 
 
 class AuditHead(Answer):

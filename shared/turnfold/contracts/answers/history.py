@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer, AuditHead
+from turnfold.contracts.answers.base import Answer, AuditHead, OfSession
 from turnfold.contracts.answers.policies import PolicyAnswer
 from turnfold.contracts.fields import (
     AgentField,
@@ -24,8 +24,8 @@ FRESH: Any = Field(
 )
 
 
-class HistoryEntry(Answer):
-    """An original message."""
+class StoredEntry(Answer):
+    """The fields of an original message in every shape."""
 
     message_id: MessageField
     position: Count = Field(description="Increases in the order of the session, with gaps.")
@@ -39,6 +39,16 @@ class HistoryEntry(Answer):
     is_error: Literal[True] | None = Field(
         None, description="True if the event of this tool result says that the tool failed."
     )
+    carry: Any = Field(
+        None,
+        description="What the event carries for this message, verbatim; absent if that is"
+        " null, and in searches and sources.",
+    )
+
+
+class HistoryEntry(StoredEntry):
+    """An original message."""
+
     message: ChatMessage
     original_content: Any = Field(
         None,
@@ -53,24 +63,13 @@ class HistoryEntry(Answer):
         description="With `shape`: the item or the message as it was published; `message` is its "
         "chat view. An item that is part of a response has an empty one: the first item has all.",
     )
-    carry: Any = Field(
-        None,
-        description="What the event carries for this message, verbatim; absent if that is"
-        " null, and in searches and sources.",
-    )
 
 
-class PublishedEntry(Answer):
+class PublishedEntry(StoredEntry):
     """An original message as it was published in another shape than chat."""
 
-    message_id: MessageField
-    position: Count
-    state: MessageState
-    is_meta: Literal[True] | None = None
-    is_error: Literal[True] | None = None
     shape: Literal["responses", "anthropic"]
     element: dict[str, Any]
-    carry: Any = None
 
 
 class PopAnswer(Answer):
@@ -192,7 +191,16 @@ class SessionCooldown(Answer):
     reason: str | None
 
 
-class SessionAnswer(Answer):
+class SessionName(Answer):
+    """A session of an agent."""
+
+    session_id: SessionField
+    messages_total: Count
+    tokens_total: Count
+    last_event_at: Time | None
+
+
+class SessionAnswer(SessionName):
     """The counts of a session."""
 
     model_config = example(
@@ -218,15 +226,12 @@ class SessionAnswer(Answer):
     )
 
     agent_id: AgentField
-    session_id: SessionField
     model: str | None = Field(description="The model of the newest event that named one.")
     preset: str | None = Field(description="The preset that the session chose; null if none.")
     mode: PolicyMode | None = Field(description="The mode that the session chose; null if none.")
-    messages_total: Count
     messages_live: Count
     messages_pending: Count
     messages_covered: Count
-    tokens_total: Count
     tokens_live: Count = Field(
         description="Tokens of live messages without system messages, which are never evicted."
     )
@@ -237,7 +242,6 @@ class SessionAnswer(Answer):
     usage: SessionUsage
     cooldown: SessionCooldown | None = Field(description="Null if the model may be called.")
     audit: AuditHead
-    last_event_at: Time | None
     policy: PolicyAnswer | None = Field(None, description="The policy in force, if asked for.")
 
 
@@ -250,15 +254,6 @@ class SessionListAnswer(Answer):
     next_after: str | None = Field(
         description="The `after` of the next page; null on the last page."
     )
-
-
-class SessionName(Answer):
-    """A session of an agent."""
-
-    session_id: SessionField
-    messages_total: Count
-    tokens_total: Count
-    last_event_at: Time | None
 
 
 class SessionNamesAnswer(Answer):
@@ -296,15 +291,13 @@ class EventsKnownAnswer(Answer):
     )
 
 
-class AuditEntry(Answer):
+class AuditEntry(OfSession):
     """One row of the audit chain."""
 
     audit_id: int = Field(ge=1, description="Counts the rows of the session from 1.")
     ordinal: int = Field(ge=1, description="The same as `audit_id`; part of the hash.")
     at: Time
     at_ms: Count = Field(description="The same time in milliseconds since 1970; part of the hash.")
-    agent_id: AgentField
-    session_id: SessionField
     compaction_id: CompactionField | None
     phase: str = Field(description="What happened, such as `evicted` or `summary_done`.")
     reason: str | None

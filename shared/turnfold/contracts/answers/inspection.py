@@ -4,13 +4,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer
+from turnfold.contracts.answers.base import Answer, OfSession, SessionTotals
 from turnfold.contracts.fields import (
     AgentField,
     CompactionField,
     Count,
     MessageState,
-    SessionField,
     SummaryKind,
     Time,
     example,
@@ -33,7 +32,7 @@ class AccessAnswer(Answer):
     )
 
 
-class StatsAnswer(Answer):
+class StatsAnswer(SessionTotals):
     """Sums over the sessions that the caller may read."""
 
     model_config = example(
@@ -54,16 +53,7 @@ class StatsAnswer(Answer):
     )
 
     agents: Count
-    sessions: Count
-    messages: Count
-    tokens: Count = Field(description="Tokens of all messages.")
-    live_messages: Count = Field(description="Live messages without system messages.")
-    live_tokens: Count = Field(description="Their tokens.")
-    summaries: Count = Field(description="Versions of summaries that were written.")
     summary_tokens: Count = Field(description="Tokens of the versions in force.")
-    sessions_cooling_down: Count = Field(
-        description="Sessions whose newest attempt at a summary failed."
-    )
     compactions_open: Count = Field(description="Compactions that wait for their summary.")
     compactions_failed: Count = Field(
         description="Compactions that ended without a summary, or go on after a failed attempt."
@@ -79,12 +69,10 @@ class StatsAnswer(Answer):
     )
 
 
-class CompactionEntry(Answer):
+class CompactionEntry(OfSession):
     """A compaction: an eviction, its job, and what became of it."""
 
     compaction_id: CompactionField
-    agent_id: AgentField
-    session_id: SessionField
     ordinal: int = Field(ge=1, description="Counts the compactions of the session from 1.")
     trigger: str = Field(description="Its trigger, such as `messages` or `request`.")
     status: Literal["pending", "running", "committed", "rejected", "failed", "stale", "restored"]

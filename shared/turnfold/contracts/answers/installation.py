@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer
+from turnfold.contracts.answers.base import Answer, SessionTotals
 from turnfold.contracts.answers.summaries import CampaignAnswer
 from turnfold.contracts.fields import AgentField, Count, Time, example
 
@@ -146,19 +146,10 @@ class AsyncApiAnswer(Answer):
     components: dict[str, Any]
 
 
-class AgentEntry(Answer):
+class AgentEntry(SessionTotals):
     """An agent, with sums over its sessions."""
 
     agent_id: AgentField
-    sessions: Count
-    messages: Count
-    tokens: Count = Field(description="Tokens of all messages.")
-    live_messages: Count = Field(description="Live messages without system messages.")
-    live_tokens: Count = Field(description="Their tokens.")
-    summaries: Count = Field(description="Versions of summaries that were written.")
-    sessions_cooling_down: Count = Field(
-        description="Sessions whose newest attempt at a summary failed."
-    )
     last_event_at: Time | None
 
 

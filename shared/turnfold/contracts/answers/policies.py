@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer
+from turnfold.contracts.answers.base import Answer, OfSession
 from turnfold.contracts.fields import (
     AgentField,
     Count,
@@ -64,7 +64,7 @@ class OverridesAnswer(Answer):
     overrides: dict[str, PolicyValue] = Field(description="The overridden numbers, by name.")
 
 
-class SessionErasedAnswer(Answer):
+class SessionErasedAnswer(OfSession):
     """An erased session."""
 
     model_config = example(
@@ -76,8 +76,6 @@ class SessionErasedAnswer(Answer):
         dead_letters=0,
     )
 
-    agent_id: AgentField
-    session_id: SessionField
     sessions: Count = Field(description="Erased sessions.")
     messages: Count = Field(description="Erased messages.")
     policies: Count = Field(description="Erased policies: that of the session, if it had one.")

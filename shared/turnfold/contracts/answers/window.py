@@ -4,14 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer
+from turnfold.contracts.answers.base import Answer, OfSession
 from turnfold.contracts.answers.summaries import SummaryFields
 from turnfold.contracts.fields import (
-    AgentField,
     ChatMessage,
     Count,
     MessageField,
-    SessionField,
     Time,
     example,
 )
@@ -102,7 +100,7 @@ class WindowEntry(Answer):
     )
 
 
-class ContextAnswer(Answer):
+class ContextAnswer(OfSession):
     """The model's next input: the summary in force and the newest messages, within the budget."""
 
     model_config = example(
@@ -143,8 +141,6 @@ class ContextAnswer(Answer):
         pending={"messages": 0, "tokens": 0, "since": None},
     )
 
-    agent_id: AgentField
-    session_id: SessionField
     fresh: bool = Field(description="Whether all events of the session up to `after` are ingested.")
     etag: Etag
     refused: Count = Field(
