@@ -38,9 +38,6 @@ STRICT: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, pa
 _scan = cast("Any", STRICT).scan_once
 _opening = re.compile(r"[ \t\n\r]*([{\[])[ \t\n\r]*").match
 _name = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
-_plain = re.compile(
-    r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*("([^"\\\x00-\x1f]*)")[ \t\n\r]*([,}])[ \t\n\r]*'
-).match
 _colon = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
 _more = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
 
@@ -96,19 +93,12 @@ def _object(text: str) -> Members:
     closing = "" if text[at] != "}" else "}"
     at += bool(closing)
     while not closing:
-        plain = _plain(text, at)
-        if plain is not None:
-            # Fast path for a name and a string without escapes, as in most members.
-            name, raw_value, value, sign = plain.groups()
-            # Of members of one name the last one counts, with its value and its text.
-            fields[name], raw[name] = value, raw_value
-            at, closing = plain.end(), "" if sign == "," else sign
-            continue
         name, start = _member_name(text, at)
         if name == "messages" and text[start] == "[":
             value, end, elements = _elements(text, start)
         else:
             value, end = _scan(text, start)
+        # Of members of one name the last one counts, with its value and its text.
         fields[name], raw[name] = value, text[start:end]
         at, closing = _after(text, end, "}")
     _expect_nothing(text, at)
