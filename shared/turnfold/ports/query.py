@@ -21,9 +21,9 @@ from turnfold.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionSnapshot:
-    """The row of a session. Times are milliseconds since 1970.
+    """The row of a session. Times are milliseconds since 1970. Only a locked row is changed.
 
     `retracted_seq` rises with each retraction, and is about the sequence of the newest; 0 without
     one.
@@ -47,9 +47,9 @@ class SessionSnapshot:
     audit_rows: int
     audit_hash: str
     last_event_at_ms: int | None
-    window_limits: str | None = None
-    asked_budgets: str | None = None
-    retracted_seq: int = 0
+    window_limits: str | None
+    asked_budgets: str | None
+    retracted_seq: int
 
     @property
     def limits(self) -> Mapping[str, int]:

@@ -1,7 +1,7 @@
 """Session rows within a transaction: lock, change, add audit rows, and write back."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, select
 
 from turnfold.contracts.subjects import session_subject
-from turnfold.core.eviction.budgets import Budgets, read_budgets
-from turnfold.core.eviction.reported_limits import read_limits
 from turnfold.core.eviction.triggers import SessionLoad, idle_at_ms
 from turnfold.core.eviction.usage import UsageState
 from turnfold.core.history.audit_chain import SEALED_FIELDS, WORKER, seal
@@ -19,6 +17,7 @@ from turnfold.core.policy.presets import Policy
 from turnfold.core.summary.cooldown import COOLDOWN_MAX_MS, cooldown_ms
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports.ingest import Installation
+from turnfold.ports.query import SessionSnapshot
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.predicates import is_kept
 from turnfold.store.database.schema import (
@@ -43,31 +42,12 @@ ANY_NUMBER = 1 << 62
 
 
 @dataclass(slots=True)
-class SessionRow:
+class SessionRow(SessionSnapshot):
     """A locked session; `SessionJournal.write` stores what is changed here."""
 
-    sid: int
-    key: SessionKey
-    wishes: PolicyOverrides
-    agent_wishes: PolicyOverrides
-    model: str | None
     model_seq: int
-    revision: int
-    appends: int
-    messages_total: int
-    tokens_total: int
-    live_messages: int
-    live_tokens: int
-    version: int | None
-    versions: int
-    compactions: int
-    audit_rows: int
-    audit_hash: str
-    last_event_at_ms: int | None
-    evicted_changes: int
     rounds: int
     idle_at_ms: int | None
-    factor: float
     reported_seq: int
     reported_at_ms: int
     reported_tokens: int
@@ -77,10 +57,8 @@ class SessionRow:
     cooldown_reason: str | None
     held_to_tokens: int
     unindexed_from: int | None
-    window_limits: str | None
-    asked_budgets: str | None
-    retracted_seq: int
     summary_tokens: int
+    key: SessionKey = field(kw_only=True)
 
     def policy(self, installation: Installation) -> Policy:
         """Return the policy that the overrides of the session and its agent result in."""
@@ -94,16 +72,6 @@ class SessionRow:
     def load(self) -> SessionLoad:
         """The numbers that triggers examine. Reported usage counts only after it was metered."""
         return SessionLoad(self.live_messages, self.live_tokens, self.rounds, self.factor)
-
-    @property
-    def limits(self) -> Mapping[str, int]:
-        """The learned windows of models, in tokens."""
-        return read_limits(self.window_limits)
-
-    @property
-    def budgets(self) -> Budgets:
-        """The budgets that windows of the session were asked with."""
-        return read_budgets(self.asked_budgets)
 
     @property
     def window_tokens(self) -> int:
@@ -278,10 +246,10 @@ def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow
     """Build a session from a row of `_LOCKED`."""
     session = SessionRow(
         sid,
-        SessionKey(AgentId(agent_id), SessionId(session_id)),
         PolicyOverrides(*rest[:3]),
         PolicyOverrides(*rest[3:6]),
         *rest[6:],
+        key=SessionKey(AgentId(agent_id), SessionId(session_id)),
     )
     session.summary_tokens = session.summary_tokens or 0
     return session
