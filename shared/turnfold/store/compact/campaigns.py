@@ -23,10 +23,9 @@ from turnfold.ports.admin import CampaignProgress
 from turnfold.ports.compact import FailureStatus, JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.ports.inspection import CampaignRow
-from turnfold.process.set_aside import SetAside
 from turnfold.store.compact.jobs.rows import number_of
 from turnfold.store.compact.rewriting import open_regeneration, stated_options, wanted_of
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import SqlStore
 from turnfold.store.database.predicates import is_chosen, is_open
 from turnfold.store.database.schema import campaigns, compactions, sessions
 from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_sid
@@ -97,12 +96,8 @@ _OWNERS = PreparedIn(select(compactions.c.campaign_id).where(is_chosen), "chosen
 FAILED = get_args(FailureStatus)
 
 
-class SqlCampaignStore:
+class SqlCampaignStore(SqlStore):
     """Campaigns in SQL; see `turnfold.ports.admin.CampaignStore`."""
-
-    def __init__(self, database: Database, *, aside: SetAside[int] | None = None) -> None:
-        self._database = database
-        self._aside = SetAside() if aside is None else aside
 
     async def begin(
         self,

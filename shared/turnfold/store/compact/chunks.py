@@ -9,7 +9,7 @@ from turnfold.errors import LostLease
 from turnfold.messages import AgentId
 from turnfold.ports.compact import Job, JobProgress
 from turnfold.store.compact.jobs.rows import compaction_ids, is_held
-from turnfold.store.database.engine import Database, insert_for
+from turnfold.store.database.engine import SqlStore, insert_for
 from turnfold.store.database.predicates import is_chosen, is_of_kept, is_open
 from turnfold.store.database.schema import chunk_summaries, compactions, summary_token_usage
 from turnfold.store.database.session_rows import lock_by_sid
@@ -51,10 +51,8 @@ _FORGET = Bulk(
 )
 
 
-class SqlModelCallStore:
+class SqlModelCallStore(SqlStore):
     """Model calls in SQL; see `turnfold.ports.compact.ModelCallStore`."""
-
-    _database: Database
 
     async def begun(self, job: Job) -> JobProgress:
         """Return the results of earlier attempts at a job."""

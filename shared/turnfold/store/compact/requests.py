@@ -17,7 +17,7 @@ from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey
 from turnfold.ports.compact import JobStatus
 from turnfold.ports.ingest import Installation
-from turnfold.store.database.engine import Database, insert_for
+from turnfold.store.database.engine import SqlStore, insert_for
 from turnfold.store.database.instance_lock import lock_storing
 from turnfold.store.database.predicates import has_status, is_open
 from turnfold.store.database.schema import agents, audit, compactions, sessions
@@ -33,11 +33,8 @@ from turnfold.store.ingest.evict import REQUESTED, evict_now
 from turnfold.store.ingest.tombstones import ALL_SESSIONS
 
 
-class SqlSessionCommands:
+class SqlSessionCommands(SqlStore):
     """Carry out requests that write. `actor` is recorded in the audit."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def set_policy(
         self,

@@ -38,7 +38,7 @@ from turnfold.store.compact.rewriting import (
     open_regeneration,
     open_rewriting,
 )
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import SqlStore
 from turnfold.store.database.message_rows import EVICTED, message_of
 from turnfold.store.database.predicates import (
     has_status,
@@ -133,11 +133,8 @@ _PENDING = Prepared(
 )
 
 
-class SqlVersionStore:
+class SqlVersionStore(SqlStore):
     """Versions in SQL; see `turnfold.ports.admin.VersionStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def promote(
         self,

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from turnfold.errors import StartError
 from turnfold.process.caller_order import HAS_BEGUN, Turns
+from turnfold.process.set_aside import SetAside
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
 from turnfold.store.database.postgres.lost_servers import give_up_lost_servers
 from turnfold.store.database.postgres.url import split_ssl_options
@@ -337,6 +338,14 @@ class Database:
                 "TURNFOLD_DATABASE_URL names no file; sqlite+aiosqlite:///path/to/turnfold.db does"
             )
         return self.url.set(database=f"file:{_quoted(path)}", query={"mode": "ro", "uri": "true"})
+
+
+class SqlStore:
+    """Part of a database; its rows whose work fails are set `aside`."""
+
+    def __init__(self, database: Database, *, aside: SetAside[Any] | None = None) -> None:
+        self._database = database
+        self._aside = SetAside() if aside is None else aside
 
 
 def _end_if_abandoned(connection: Any, _record: object) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, select
 
 from turnfold.ports.compact import JobStatus
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import SqlStore
 from turnfold.store.database.predicates import is_of_kept, is_open
 from turnfold.store.database.schema import compactions, outbox, sessions, stream
 from turnfold.store.database.statements import Prepared
@@ -39,11 +39,8 @@ class QueueDepths(NamedTuple):
     unindexed_sessions: int
 
 
-class SqlStatistics:
+class SqlStatistics(SqlStore):
     """Statistics of a database. Each method may raise Unavailable."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def waiting(self, *, now_ms: int) -> QueueDepths:
         """Return the depths of all queues."""

@@ -17,8 +17,7 @@ from turnfold.core.eviction.triggers import triggers_of_hints
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import SessionKey
 from turnfold.ports.ingest import Installation
-from turnfold.process.set_aside import SetAside
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import SqlStore
 from turnfold.store.database.session_rows import (
     SessionChange,
     SessionJournal,
@@ -28,12 +27,8 @@ from turnfold.store.database.session_rows import (
 from turnfold.store.ingest.evict import evict_now, window_of
 
 
-class SqlBudgetStore:
+class SqlBudgetStore(SqlStore):
     """Remember the budgets that windows were asked with."""
-
-    def __init__(self, database: Database, *, aside: SetAside[SessionKey] | None = None) -> None:
-        self._database = database
-        self._aside = SetAside() if aside is None else aside
 
     async def follow(
         self,

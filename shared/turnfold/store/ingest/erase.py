@@ -32,7 +32,7 @@ from turnfold.errors import StartError, Unavailable
 from turnfold.messages import AgentId, SessionKey
 from turnfold.ports.ingest import Installation
 from turnfold.process.set_aside import SetAside
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import Database, SqlStore
 from turnfold.store.database.instance_lock import confirm_stream, lock_storing
 from turnfold.store.database.predicates import (
     ERASED_AGENT,
@@ -133,7 +133,7 @@ class EraseResult(NamedTuple):
     dead_letters: int = 0
 
 
-class SqlErasureStore:
+class SqlErasureStore(SqlStore):
     """Complete erasures, and erase sessions whose retention time is over.
 
     `stream_created` is the creation time of the stream that erased events are removed from; None
@@ -149,8 +149,7 @@ class SqlErasureStore:
         aside: SetAside[int] | None = None,
     ) -> None:
         """Delete `rows_at_once` rows of erased sessions in one transaction."""
-        self._database = database
-        self._aside = SetAside() if aside is None else aside
+        super().__init__(database, aside=aside)
         self._stream_created = stream_created
         self._rows_at_once = rows_at_once
 

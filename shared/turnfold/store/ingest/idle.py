@@ -7,8 +7,7 @@ from sqlalchemy import Connection, Integer, bindparam, func, select
 
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.ports.ingest import Installation
-from turnfold.process.set_aside import SetAside
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import SqlStore
 from turnfold.store.database.schema import sessions
 from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared
@@ -26,12 +25,8 @@ _NEXT_IDLE = Prepared(
 )
 
 
-class SqlIdleStore:
+class SqlIdleStore(SqlStore):
     """Find idle sessions."""
-
-    def __init__(self, database: Database, *, aside: SetAside[int] | None = None) -> None:
-        self._database = database
-        self._aside = SetAside() if aside is None else aside
 
     async def evict_idle(self, *, limit: int, installation: Installation, now_ms: int) -> int:
         """Evict from sessions that became idle; return how many were examined, at most `limit`."""

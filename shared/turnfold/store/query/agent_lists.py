@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, Connection, func, select
 
 from turnfold.messages import AgentId
 from turnfold.ports.agent_lists import KnownEvents, ListedSession
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import SqlStore
 from turnfold.store.database.predicates import is_of_kept
 from turnfold.store.database.schema import erased_events, events, sessions
 from turnfold.store.ingest.tombstones import digest_of
@@ -15,11 +15,8 @@ LAST_CHARACTERS = "\U0010ffff" * 64
 """After a prefix, this sorts behind every id that begins with it: ids have at most 256 bytes."""
 
 
-class SqlAgentLists:
+class SqlAgentLists(SqlStore):
     """Lists in SQL; see `turnfold.ports.agent_lists.AgentLists`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def sessions(
         self, agent_id: AgentId, *, prefix: str, after: str | None, limit: int

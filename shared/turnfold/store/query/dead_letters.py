@@ -9,18 +9,15 @@ from turnfold.ports.admin import StoredDeadLetter
 from turnfold.ports.query import (
     DeadLetterRow,
 )
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import SqlStore
 from turnfold.store.database.schema import dead_letters, ingested_ranges
 from turnfold.store.query.history import DEAD
 
 _LETTERS = select(*DEAD, dead_letters.c.payload).order_by(dead_letters.c.dead_letter_id)
 
 
-class SqlDeadLetterStore:
+class SqlDeadLetterStore(SqlStore):
     """Dead letters in SQL; see `turnfold.ports.admin.DeadLetterStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def letters(self, ids: Sequence[int]) -> Sequence[StoredDeadLetter]:
         """Return the letters with these ids, oldest first."""

@@ -31,7 +31,7 @@ from turnfold.ports.query import (
     StatesThen,
     StoredSummary,
 )
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import SqlStore
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import named_place
 from turnfold.store.database.predicates import is_kept, is_live, is_pending
@@ -59,11 +59,8 @@ from turnfold.store.query.originals import (
 from turnfold.store.query.session_head import SUMMARY_COLUMNS, is_of, session_row
 
 
-class SqlHistoryStore:
+class SqlHistoryStore(SqlStore):
     """Histories in SQL; see `turnfold.ports.query.HistoryStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def page(
         self,

@@ -40,7 +40,7 @@ from turnfold.ports.inspection import (
 )
 from turnfold.ports.query import ListPlace
 from turnfold.store.compact.campaigns import newest_campaigns
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import SqlStore
 from turnfold.store.database.predicates import (
     ERASED_AGENT,
     is_live,
@@ -128,11 +128,8 @@ _HAS_FAILED = or_(
 )
 
 
-class SqlInspectionStore:
+class SqlInspectionStore(SqlStore):
     """Inspections in SQL; see `turnfold.ports.inspection.InspectionStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def totals(self, agent_ids: Collection[str] | None) -> InstallationTotals:
         """Return sums over the sessions of these agents, or of all."""

@@ -34,9 +34,8 @@ class SqlJobStore(SqlModelCallStore):
         new_id: Callable[[], int] = lambda: randbits(62),
         aside: SetAside[int] | None = None,
     ) -> None:
-        self._database = database
+        super().__init__(database, aside=aside)
         self._new_id = new_id
-        self._aside = SetAside() if aside is None else aside
 
     async def claim(
         self, places: JobSlots, *, lease_ms: int, now_ms: int, installation: Installation

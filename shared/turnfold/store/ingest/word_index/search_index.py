@@ -32,7 +32,7 @@ from turnfold.core.text.search import Term, searchable
 from turnfold.core.text.tokens import Count
 from turnfold.core.text.words import terms
 from turnfold.process.set_aside import SetAside
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import Database, SqlStore
 from turnfold.store.database.message_rows import estimated_length
 from turnfold.store.database.schema import (
     index_removals,
@@ -85,15 +85,14 @@ def fts5_term(sid: int, term: Term) -> str:
     return f'"{of_session(sid, term.text)}"{"*" if term.is_prefix else ""}'
 
 
-class SqlSearchIndex:
+class SqlSearchIndex(SqlStore):
     """Add stored messages to the word index."""
 
     def __init__(
         self, database: Database, count: Count, *, aside: SetAside[int] | None = None
     ) -> None:
-        self._database = database
+        super().__init__(database, aside=aside)
         self._count = count
-        self._aside = SetAside() if aside is None else aside
 
     async def index_some(self) -> bool:
         """Index messages of the sessions that wait longest; return whether more are waiting.
