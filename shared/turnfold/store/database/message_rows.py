@@ -227,23 +227,12 @@ STORED = (
     "created_at_ms", "cuts", "original", "body", "gist", "element",
 )  # fmt: skip
 """The columns that ingest fills."""
-PLAIN_CONSTANTS: Mapping[str, bool | None] = {
-    "is_meta": False, "is_irregular": False, "is_truncated": False, "is_error": False,
-    "calls": None, "tool_call_id": None, "content_digest": None, "answers_position": None,
-    "answers_slot": None, "is_copy": False, "cuts": None, "original": None, "element": None,
-}  # fmt: skip
-"""The usual values of these columns. SQLite stores messages a quarter faster without them."""
-PLAIN = tuple([name for name in STORED if name not in PLAIN_CONSTANTS])
-
-
 _Pair = tuple[int | None, int | None, bool]
 """The columns of a result: the position and slot of its call, and whether it is a copy."""
 
 
-def add_message_rows(
-    arrival: DecodedEvent, sid: int, plain: list[tuple[Any, ...]], others: list[tuple[Any, ...]]
-) -> None:
-    """Add the rows of an event's messages, of columns `PLAIN` or `STORED`.
+def add_message_rows(arrival: DecodedEvent, sid: int, rows: list[tuple[Any, ...]]) -> None:
+    """Add the rows of an event's messages, of columns `STORED`.
 
     They have the pairs of the event alone. Most results come with their calls, and pairing then
     changes no row.
@@ -254,39 +243,22 @@ def add_message_rows(
         arrival.is_truncated,
         arrival.is_error,
     )
-    position = position_of(arrival.stream_seq, 0)
-    pairs: Mapping[int, _Pair] | None = None
-    for (
+    pairs = _pairs_within(arrival)
+    for position, (
         role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta,
         is_irregular, calls, cuts, tool_call_id, digest, original, body, gist, element, is_error,
-    ) in arrival.messages:  # fmt: skip
-        if (
-            calls or tool_call_id or digest or cuts or original or element
-            or is_meta or is_irregular or is_truncated or has_failed or is_error
-        ):  # fmt: skip
-            call_json, answered_id, cuts_json, gist_json, place = _optional_columns(
-                calls, tool_call_id, cuts, gist, element
+    ) in enumerate(arrival.messages, position_of(arrival.stream_seq, 0)):  # fmt: skip
+        answers_position, answers_slot, is_copy = pairs.get(position, _WAITS)
+        rows.append(
+            (
+                sid, position, event_id, role, tokens, content_tokens, reasoning_tokens,
+                characters, lines, priority, is_meta, is_irregular, is_truncated,
+                has_failed | is_error, json.dumps(calls) if calls else None,
+                tool_call_id and storable_key(tool_call_id), digest,
+                answers_position, answers_slot, is_copy, at_ms,
+                cuts or None, original, body, gist or None, element or None,
             )
-            if pairs is None:
-                pairs = _pairs_within(arrival)
-            answers_position, answers_slot, is_copy = pairs.get(position, _WAITS)
-            others.append(
-                (
-                    sid, position, event_id, role, tokens, content_tokens, reasoning_tokens,
-                    characters, lines, priority, is_meta, is_irregular, is_truncated,
-                    has_failed | is_error, call_json, answered_id, digest,
-                    answers_position, answers_slot, is_copy, at_ms,
-                    cuts_json, original, body, gist_json, place,
-                )
-            )  # fmt: skip
-        else:
-            plain.append(
-                (
-                    sid, position, event_id, role, tokens, content_tokens, reasoning_tokens,
-                    characters, lines, priority, at_ms, body, gist or None,
-                )
-            )  # fmt: skip
-        position += 1
+        )  # fmt: skip
 
 
 def _pairs_within(arrival: DecodedEvent) -> Mapping[int, _Pair]:
@@ -313,18 +285,6 @@ def _pair_columns(pair: MatchedResult) -> _Pair:
 
 
 _WAITS = _pair_columns(WAITS)
-
-
-def _optional_columns(
-    calls: tuple[ToolCall, ...], tool_call_id: str | None, cuts: str, gist: str, element: int
-) -> tuple[str | None, str | None, str | None, str | None, int | None]:
-    return (
-        json.dumps(calls) if calls else None,
-        tool_call_id and storable_key(tool_call_id),
-        cuts or None,
-        gist or None,
-        element or None,
-    )
 
 
 def named_place(message_id: str) -> tuple[EventId, int] | None:

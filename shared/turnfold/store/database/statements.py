@@ -16,13 +16,10 @@ from sqlalchemy import (
     Text,
     bindparam,
     column,
-    false,
     func,
     literal_column,
-    null,
     select,
     table,
-    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -269,9 +266,7 @@ def _invalidate(connection: SupportsStatements) -> None:
         invalidated.invalidate()
 
 
-NO_CONSTANTS: Final[Mapping[str, bool | None]] = MappingProxyType({})
 NONE_COMPUTED: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType({})
-_LITERALS: Final = {None: null(), False: false(), True: true()}
 
 
 class Bulk:
@@ -315,29 +310,15 @@ class BulkInsert(Bulk):
     time of INSERTs.
     """
 
-    def __init__(
-        self,
-        table: TableClause,
-        names: Sequence[str],
-        constants: Mapping[str, bool | None] = NO_CONSTANTS,
-    ) -> None:
-        """Insert into these columns of a table; `constants` are the same in all rows."""
-        bound: dict[str, Any] = {name: bindparam(name) for name in names}
-        fixed = {name: _LITERALS[value] for name, value in constants.items()}
-        super().__init__(table.insert().values({**bound, **fixed}), names)
+    def __init__(self, table: TableClause, names: Sequence[str]) -> None:
+        """Insert into these columns of a table."""
+        super().__init__(table.insert(), names)
         self._table = table.name
-        self._constants = constants
 
     def _execute(self, connection: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if connection.dialect.name == "postgresql" and len(rows) >= ROWS_A_COPY:
             _, order = self._sql(connection.dialect)
             names = [self._names[place] for place in order] if order is not None else self._names
-            # COPY gives a column that it does not name its default: null, where a constant is null.
-            stated = {name: value for name, value in self._constants.items() if value is not None}
-            if stated:
-                names = [*names, *stated]
-                same = tuple(stated.values())
-                rows = [row + same for row in rows]
             _copied(connection, self._table, names, rows)
             return
         written = 0

@@ -10,8 +10,6 @@ from sqlalchemy import Connection
 from turnfold.messages import SessionKey, position_of
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database.message_rows import (
-    PLAIN,
-    PLAIN_CONSTANTS,
     STORED,
     add_message_rows,
     named_place,
@@ -34,7 +32,6 @@ from turnfold.store.ingest.usage import (
 _INSERT_EVENTS = BulkInsert(
     events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope")
 )
-_INSERT_PLAIN = BulkInsert(messages, PLAIN, PLAIN_CONSTANTS)
 _INSERT_MESSAGES = BulkInsert(messages, STORED)
 _INSERT_CALLS = BulkInsert(tool_calls, ("sid", "call_id", "position", "slot"))
 
@@ -45,15 +42,12 @@ _Row = tuple[Any, ...]
 class EventRows:
     """The rows of a batch of events by table; `named` are reports of usage with their answers.
 
-    `plain` are messages with the columns of `PLAIN` alone, which are most of them.
-
     `touched` are the call ids whose pairing may change. `limited` are the sessions whose windows
     may change, and `late` the first new sequences of those that have later reports. Mutable: rows
     of all events are collected in lists, and each list is one statement.
     """
 
     events: list[_Row] = field(default_factory=list)
-    plain: list[_Row] = field(default_factory=list)
     messages: list[_Row] = field(default_factory=list)
     calls: list[_Row] = field(default_factory=list)
     reports: list[_Row] = field(default_factory=list)
@@ -80,13 +74,10 @@ class EventRows:
             if arrival.messages and seq < session.reported_seq:
                 place = (key.agent_id, sid)
                 rows.late[place] = min(seq, rows.late.get(place, seq))
-            others = len(rows.messages)
-            add_message_rows(arrival, sid, rows.plain, rows.messages)
+            add_message_rows(arrival, sid, rows.messages)
             if arrival.model:
                 rows._add_reports(arrival, storable_key(arrival.model), session)
-            # Plain messages neither call nor answer.
-            if len(rows.messages) > others:
-                rows._add_calls(arrival, sid)
+            rows._add_calls(arrival, sid)
             if arrival.retraction is not None:
                 named = json.dumps(arrival.retraction)
                 rows.retractions.append((sid, seq, arrival.at_ms, named, actor_of(arrival)))
@@ -104,7 +95,6 @@ class EventRows:
     def insert_rest(self, connection: Connection) -> None:
         """Insert all rows but the events."""
         inserts = (
-            (_INSERT_PLAIN, self.plain),
             (_INSERT_MESSAGES, self.messages),
             (_INSERT_CALLS, self.calls),
             (INSERT_REPORTS, self.reports),
