@@ -6,7 +6,7 @@ that changes afterwards changes the marks of new messages only.
 
 import json
 
-from turnfold.core.policy.meta import is_written_by_program, may_be_written_by_program
+from turnfold.core.policy.meta import is_written_by_program
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import Role
@@ -24,8 +24,6 @@ def with_marks(arrival: DecodedEvent, policy: Policy) -> DecodedEvent:
         for index, message in enumerate(arrival.messages)
         if message.role == _USER
         and not message.is_meta
-        # Most bodies are ruled out as JSON texts, without reading them.
-        and may_be_written_by_program(message.body, policy)
         and is_written_by_program(text_of(json.loads(message.body)), policy)
     }
     if not found:
