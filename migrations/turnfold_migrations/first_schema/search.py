@@ -1,5 +1,7 @@
 """The search index, and what SQLite's planner must know of the other indexes."""
 
+from alembic import op
+
 WORD_INDEX = {
     "sqlite": [
         """CREATE VIRTUAL TABLE word_index USING fts5(
@@ -14,6 +16,29 @@ WORD_INDEX = {
         "CREATE INDEX ix_word_index_sid ON word_index (sid)",
     ],
 }
+
+EMPTY_INDEX = {
+    "sqlite": (
+        "INSERT INTO word_index (word_index) VALUES ('delete-all')",
+        "DELETE FROM index_removals",
+    ),
+    "postgresql": (
+        # Workers lock a session before its words, too.
+        "LOCK TABLE sessions IN EXCLUSIVE MODE",
+        "TRUNCATE word_index, word_index_segments",
+    ),
+}
+
+
+def empty_index() -> None:
+    """Empty the index and the marked lines, so that a worker indexes all messages again."""
+    for statement in (
+        *EMPTY_INDEX[op.get_bind().dialect.name],
+        "DELETE FROM marked_lines",
+        "UPDATE sessions SET unindexed_from = 0 WHERE messages_total > 0 AND agent_id <> ''",
+    ):
+        op.execute(statement)
+
 
 # Without statistics SQLite scans a session's whole history for its live messages, and all
 # compactions for open ones: it cannot know that a partial index is short. Each string has the

@@ -134,12 +134,16 @@ VIEWS = {
 }
 
 
-def replace_view(name: str, select: str) -> None:
-    """Replace a view. PostgreSQL keeps the rights on it, and others' views that read it."""
+def create_view(name: str, select: str) -> None:
+    """Create or replace a view, whose `{text}` and `{body}` are those of messages.
+
+    PostgreSQL keeps the rights on it, and others' views that read it.
+    """
     connection = op.get_bind()
-    if connection.dialect.name == "sqlite":
-        op.execute(f"DROP VIEW {name}")
-        # Not `op.execute`, which would read colons and backslashes as parameters and escapes.
-        connection.exec_driver_sql(f"CREATE VIEW {name} AS {select}")
-    else:
-        connection.exec_driver_sql(f"CREATE OR REPLACE VIEW {name} AS {select}")
+    dialect = connection.dialect.name
+    columns = select.replace("{text}", TEXT[dialect]).replace("{body}", BODY[dialect])
+    if dialect == "sqlite":
+        op.execute(f"DROP VIEW IF EXISTS {name}")
+    create = "CREATE" if dialect == "sqlite" else "CREATE OR REPLACE"
+    # Not `op.execute`, which would read colons and backslashes as parameters and escapes.
+    connection.exec_driver_sql(f"{create} VIEW {name} AS {columns}")

@@ -19,7 +19,7 @@ from turnfold_migrations.first_schema.triggers import (
     COUNT_SESSIONS,
     SESSION_CHECKS,
 )
-from turnfold_migrations.first_schema.views import BODY, MESSAGE_TEXT, TEXT, VIEWS
+from turnfold_migrations.first_schema.views import MESSAGE_TEXT, VIEWS, create_view
 
 revision = "1001"
 down_revision = None
@@ -78,8 +78,7 @@ def upgrade() -> None:
     ):
         op.execute(statement)
     for name, select in VIEWS.items():
-        columns = select.replace("{text}", TEXT[dialect]).replace("{body}", BODY[dialect])
-        connection.exec_driver_sql(f"CREATE VIEW {name} AS {columns}")
+        create_view(name, select)
     connection.execute(
         sa.text("INSERT INTO installation_secrets (name, value) VALUES ('actor', :value)"),
         {"value": secrets.token_hex(32)},

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from turnfold_migrations.first_schema.views import replace_view
+from turnfold_migrations.first_schema.views import create_view
 
 revision = "1004"
 down_revision = "1003"
@@ -22,11 +22,11 @@ def upgrade() -> None:
     op.add_column("sessions", sa.Column("asked_budgets", sa.Text(), nullable=True))
     op.add_column("compactions", sa.Column("is_by_budget", sa.Boolean(), nullable=True))
     by_budget = "CASE WHEN c.is_by_budget THEN 'budget' ELSE c.trigger END"
-    replace_view(NAME, VIEW.format(trigger=by_budget))
+    create_view(NAME, VIEW.format(trigger=by_budget))
 
 
 def downgrade() -> None:
     """Remove them."""
-    replace_view(NAME, VIEW.format(trigger="c.trigger"))
+    create_view(NAME, VIEW.format(trigger="c.trigger"))
     op.drop_column("compactions", "is_by_budget")
     op.drop_column("sessions", "asked_budgets")

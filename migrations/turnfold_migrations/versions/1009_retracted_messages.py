@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS, replace_view
+from turnfold_migrations.first_schema.views import VIEWS, create_view
 
 revision = "1009"
 down_revision = "1008"
@@ -39,7 +39,7 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     _create_retracted_messages()
-    _replace_view(VIEWS["messages_view"] + RETRACTED)
+    create_view("messages_view", VIEWS["messages_view"] + RETRACTED)
 
 
 COLUMNS = """sid, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters,
@@ -69,7 +69,7 @@ def downgrade() -> None:
     op.execute(
         f"INSERT INTO messages ({COLUMNS}) SELECT {COLUMNS} FROM retracted_messages"  # noqa: S608
     )
-    _replace_view(VIEWS["messages_view"])
+    create_view("messages_view", VIEWS["messages_view"])
     op.drop_table("retracted_messages")
     op.drop_table("retractions")
     op.drop_column("sessions", "retracted_seq")
@@ -123,9 +123,3 @@ def _create_retracted_messages() -> None:
         sqlite_where=sa.text("tool_call_id IS NOT NULL"),
         postgresql_where=sa.text("tool_call_id IS NOT NULL"),
     )
-
-
-def _replace_view(select: str) -> None:
-    dialect = op.get_bind().dialect.name
-    columns = select.replace("{text}", TEXT[dialect]).replace("{body}", BODY[dialect])
-    replace_view("messages_view", columns)

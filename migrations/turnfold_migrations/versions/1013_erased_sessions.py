@@ -5,7 +5,7 @@ from importlib import import_module
 import sqlalchemy as sa
 from alembic import op
 
-from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS, replace_view
+from turnfold_migrations.first_schema.views import VIEWS, create_view
 
 revision = "1013"
 down_revision = "1012"
@@ -19,7 +19,7 @@ def upgrade() -> None:
     """Leave erased sessions out of all views."""
     for name, view in _views().items():
         joined = view.replace("JOIN sessions s ON", "JOIN sessions s ON s.agent_id <> '' AND")
-        _replace(name, joined if joined != view else f"{view} WHERE s.agent_id <> ''")
+        create_view(name, joined if joined != view else f"{view} WHERE s.agent_id <> ''")
 
 
 def downgrade() -> None:
@@ -32,7 +32,7 @@ def downgrade() -> None:
     if op.get_bind().execute(left).first():
         raise RuntimeError("rows of erased sessions are left: run a worker until it deleted them")
     for name, view in _views().items():
-        _replace(name, view)
+        create_view(name, view)
 
 
 def _views() -> dict[str, str]:
@@ -40,9 +40,3 @@ def _views() -> dict[str, str]:
     views["messages_view"] += RETRACTED
     views["compactions_view"] = views["compactions_view"].replace("c.trigger", TRIGGER)
     return views
-
-
-def _replace(name: str, view: str) -> None:
-    dialect = op.get_bind().dialect.name
-    columns = view.replace("{text}", TEXT[dialect]).replace("{body}", BODY[dialect])
-    replace_view(name, columns)

@@ -1,6 +1,6 @@
 """Retracted messages in the view of periods outside the window."""
 
-from turnfold_migrations.first_schema.views import VIEWS, replace_view
+from turnfold_migrations.first_schema.views import VIEWS, create_view
 
 revision = "1015"
 down_revision = "1014"
@@ -32,9 +32,9 @@ RETRACTED = """
 
 def upgrade() -> None:
     """Add their evictions, and the period from the retraction on, which has no compaction."""
-    replace_view("moves_view", MOVES + RETRACTED)
+    create_view("moves_view", MOVES + RETRACTED)
 
 
 def downgrade() -> None:
     """Leave them out."""
-    replace_view("moves_view", MOVES)
+    create_view("moves_view", MOVES)

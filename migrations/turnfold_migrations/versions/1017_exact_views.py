@@ -7,7 +7,7 @@ from importlib import import_module
 
 from alembic import op
 
-from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS, replace_view
+from turnfold_migrations.first_schema.views import BODY, VIEWS, create_view
 
 revision = "1017"
 down_revision = "1016"
@@ -43,20 +43,14 @@ HAS_HOLE = {
 def upgrade() -> None:
     """Show each element as it was published, and tell of each version whether it is in force."""
     dialect = op.get_bind().dialect.name
-    replace_view("summaries_view", SUMMARIES.replace(*IN_FORCE))
-    _replace_messages(
-        f"""CASE WHEN m.element IS NULL OR m.original IS NULL THEN {BODY[dialect]}
-                 WHEN {HAS_HOLE[dialect]} THEN {ELEMENT[dialect]}
-                 ELSE m.original END"""
-    )
+    create_view("summaries_view", SUMMARIES.replace(*IN_FORCE))
+    body = f"""CASE WHEN m.element IS NULL OR m.original IS NULL THEN {BODY[dialect]}
+                    WHEN {HAS_HOLE[dialect]} THEN {ELEMENT[dialect]}
+                    ELSE m.original END"""
+    create_view("messages_view", MESSAGES.replace("{body}", body))
 
 
 def downgrade() -> None:
     """Show what was stored of elements, within their chat views."""
-    _replace_messages(BODY[op.get_bind().dialect.name])
-    replace_view("summaries_view", SUMMARIES)
-
-
-def _replace_messages(body: str) -> None:
-    text = TEXT[op.get_bind().dialect.name]
-    replace_view("messages_view", MESSAGES.replace("{text}", text).replace("{body}", body))
+    create_view("messages_view", MESSAGES)
+    create_view("summaries_view", SUMMARIES)

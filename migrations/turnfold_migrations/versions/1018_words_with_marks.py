@@ -2,21 +2,10 @@
 
 from alembic import op
 
+from turnfold_migrations.first_schema.search import empty_index
+
 revision = "1018"
 down_revision = "1017"
-
-EMPTY = {
-    "sqlite": (
-        "INSERT INTO word_index (word_index) VALUES ('delete-all')",
-        "DELETE FROM index_removals",
-        "PRAGMA user_version = 0",
-    ),
-    "postgresql": (
-        # Workers lock a session before its words, too.
-        "LOCK TABLE sessions IN EXCLUSIVE MODE",
-        "TRUNCATE word_index, word_index_segments",
-    ),
-}
 
 
 def upgrade() -> None:
@@ -26,20 +15,15 @@ def upgrade() -> None:
     fill it, and could not remove terms that are not its own.
     """
     if op.get_bind().dialect.name == "postgresql":
-        _empty()
+        empty_index()
         # Workers of 1017 run on until they are replaced. From now on they cannot add their terms.
         op.execute("ALTER SEQUENCE word_index_segment_ids RENAME TO word_index_segment_ids_1")
 
 
 def downgrade() -> None:
     """Empty the index. A worker indexes all messages again."""
-    _empty()
-    if op.get_bind().dialect.name == "postgresql":
+    empty_index()
+    if op.get_bind().dialect.name == "sqlite":
+        op.execute("PRAGMA user_version = 0")
+    else:
         op.execute("ALTER SEQUENCE word_index_segment_ids_1 RENAME TO word_index_segment_ids")
-
-
-def _empty() -> None:
-    for statement in EMPTY[op.get_bind().dialect.name]:
-        op.execute(statement)
-    op.execute("DELETE FROM marked_lines")
-    op.execute("UPDATE sessions SET unindexed_from = 0 WHERE messages_total > 0 AND agent_id <> ''")
