@@ -1,19 +1,25 @@
 """Requests to the provider: addresses, headers, and answers as raw bytes."""
 
+import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import httpcore
 import httpx
 from starlette.types import Message
 
+from turnfold.process.tasks import cancel_and_wait
 from turnfold_proxy.own_headers import PREFIX
 
 CONNECT_SECONDS: Final = 15.0
 ANSWER_SECONDS: Final = 3_600.0
 """How long a provider may be silent: models may think for longer than the ten minutes for which
 clients wait by default. A caller that waits for less hangs up, which ends the request."""
+
+_LONG_BYTES: Final = 64 * 1024
+"""The length of a request that may be answered, and its connection closed, before its end."""
 
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -40,6 +46,12 @@ class Upstream:
             # Not limited: a call may take minutes, and the HTTP server limits the callers.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
         )
+        # httpx has no setting for it. Connections to proxies, which the environment may name, have
+        # pools of their own; a host without proxy has none.
+        inner = vars(self._client)
+        for transport in filter(None, (inner["_transport"], *inner["_mounts"].values())):
+            pool = vars(vars(transport)["_pool"])
+            pool["_network_backend"] = _Network(pool["_network_backend"])
 
     async def close(self) -> None:
         """Close all connections."""
@@ -75,6 +87,60 @@ class Upstream:
         if self._base and (target == _API_ROOT or target.startswith((f"{_API_ROOT}/", "/v1?"))):
             target = target.removeprefix(_API_ROOT)
         return f"{self._root}{self._base}{target}"
+
+
+class _Network(httpcore.AsyncNetworkBackend):
+    """Connects to providers."""
+
+    def __init__(self, backend: httpcore.AsyncNetworkBackend) -> None:
+        self._backend = backend
+
+    async def connect_tcp(self, *where: Any, **how: Any) -> httpcore.AsyncNetworkStream:
+        """Connect to an address."""
+        return _ProviderStream(await self._backend.connect_tcp(*where, **how))
+
+
+class _ProviderStream(httpcore.AsyncNetworkStream):
+    """A connection that also receives while it sends a long request.
+
+    A provider that refuses the request may close the connection before its end, and what was not
+    received by then is lost.
+    """
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._early = bytearray()
+        self._has_ended = False
+        self.aclose = stream.aclose  # type: ignore[method-assign]
+
+    def get_extra_info(self, info: str) -> Any:
+        """Return a fact; an idle connection that is readable has ended, and serves no more."""
+        return (info == "is_readable" and self._has_ended) or self._stream.get_extra_info(info)
+
+    async def start_tls(self, *how: Any, **more: Any) -> httpcore.AsyncNetworkStream:
+        """Begin to encrypt."""
+        return _ProviderStream(await self._stream.start_tls(*how, **more))
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        """Return bytes that have arrived, first those that came early."""
+        early, self._early = bytes(self._early), bytearray()
+        return early or await self._stream.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Send bytes; if that fails, httpcore reads whether there is an answer."""
+        if len(buffer) < _LONG_BYTES:
+            await self._stream.write(buffer, timeout)
+            return
+        receiving = asyncio.create_task(self._receive())
+        try:
+            await self._stream.write(buffer, timeout)
+        finally:
+            await cancel_and_wait(receiving)
+
+    async def _receive(self) -> None:
+        while chunk := await self._stream.read(_LONG_BYTES):
+            self._early += chunk
+        self._has_ended = True
 
 
 def response_start(response: httpx.Response, more: Mapping[str, str]) -> Message:

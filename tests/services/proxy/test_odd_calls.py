@@ -377,6 +377,27 @@ async def test_a_length_that_is_void_cuts_no_answer_off(
     assert "x-turnfold-version" not in answers[0].headers
 
 
+@pytest.mark.proves("G10")
+async def test_a_provider_may_answer_before_the_end_of_a_long_call_and_close() -> None:
+    """It refuses a call that is too long; the caller learns why."""
+    refusal = b'{"error": {"message": "too long"}}'
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 X\r\ncontent-length: %d\r\n\r\n" % len(refusal))
+        writer.write(refusal)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        upstream = Upstream(f"http://{host}:{port}")
+        answer = await upstream.send("POST", CHAT, (), b"x" * 20_000_000, is_plain=True)
+        content = await answer.aread()
+        await upstream.close()
+
+    assert (answer.status_code, content) == (413, refusal)
+
+
 async def _with_answer(scene: ProxyScene, name: str) -> list[tuple[str, object]] | None:
     texts = await scene.texts(name)
     return texts if len(texts) > 1 else None
