@@ -31,7 +31,10 @@ class UpstreamBroken(Exception):
 
 
 class AnswerTap:
-    """Read the bytes of an answer that pass by. Those that it cannot read are not recorded."""
+    """Read the bytes of an answer that pass by, up to data that is no JSON.
+
+    Clients stop there as well. An answer with events of an unknown form is not recorded.
+    """
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
@@ -41,6 +44,7 @@ class AnswerTap:
         self._left = READ_BYTES
         self._can_read = True
         self._has_failed = False
+        self._is_garbled = False
 
     def feed(self, chunk: bytes) -> None:
         """Read a chunk."""
@@ -56,7 +60,7 @@ class AnswerTap:
         for data in self._events.feed(chunk):
             # Streams of chat completions end with this text, which is no JSON; clients look no more
             # than at its beginning.
-            if not data.startswith(b"[DONE]"):
+            if not data.startswith(b"[DONE]") and not self._is_garbled:
                 self._add(data)
 
     def answer(self) -> ModelAnswer:
@@ -74,7 +78,11 @@ class AnswerTap:
     def _add(self, data: bytes) -> None:
         # Providers differ, and an answer that is not understood must still reach its caller.
         try:
-            event = json.loads(data)
+            try:
+                event = json.loads(data)
+            except ValueError:
+                self._is_garbled = self._has_failed = True
+                return
             if isinstance(event, dict):
                 self._reader.add(event)
                 # In the stream, because its status was sent before.

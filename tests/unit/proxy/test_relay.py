@@ -61,6 +61,16 @@ def test_an_event_without_data_is_no_part_of_an_answer(ping: bytes) -> None:
     assert element["content"] == "Hallo"
 
 
+@pytest.mark.proves("G10")
+def test_an_answer_is_read_up_to_data_that_is_no_json() -> None:
+    """The client stops there, and has what came before it."""
+    tap = AnswerTap(ChatApi().reader())
+
+    tap.feed(b"\n\n".join([event(content="Hal"), b"data: {", event(content="lo"), b""]))
+
+    assert tap.answer() == ModelAnswer([{"role": "assistant", "content": "Hal"}], has_failed=True)
+
+
 @pytest.mark.proves("C79")
 @pytest.mark.parametrize(
     ("call", "is_cut"),
