@@ -168,7 +168,8 @@ def _one_at_a_time(database_url: str) -> Generator[None]:
         file = path.open("w")
     except OSError as error:
         raise StartError(
-            f"the database cannot be made at {url.database}: {error.strerror}"
+            f"the database cannot be made at {url.database}: {error.strerror};"
+            " correct TURNFOLD_DATABASE_URL or TURNFOLD_DATA_DIR"
         ) from error
     with file:
         # A file of its own: closing any descriptor of the database would end the POSIX locks of

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from turnfold.cli.replay import ReplaySummary, progress, replayed
 from turnfold.cli.tables import show_table, show_text
 from turnfold.client import Client, Session, Summary, Window
 from turnfold.core.text.lines import clip
-from turnfold.errors import StartError
+from turnfold.errors import StartError, TurnfoldError
 from turnfold.process.child_process import TURNFOLD
 from turnfold.process.ready import die_with_parent
 from turnfold.process.tasks import stop_signals
@@ -38,6 +39,8 @@ SHIPPED = Path(__file__).parent / "conversations"
 IN_CHECKOUT = Path(__file__).parents[3] / "examples"
 READY_SECONDS = 60.0
 STOP_SECONDS = 20.0
+FULL_BYTES = 2**20
+"""A system with less room on its disk fails in many ways, most of which do not name the disk."""
 EVENTS_PER_SECOND = 25.0
 """The rate of each session. At full speed, one batch and one eviction would take everything."""
 LAST_MESSAGES = 4
@@ -95,7 +98,16 @@ def demo(
             # Of a file, the log in it says that it is no directory.
             with contextlib.suppress(FileExistsError):
                 directory.mkdir(parents=True)
-        asyncio.run(_demo(recordings, directory))
+        try:
+            asyncio.run(_demo(recordings, directory))
+        except TurnfoldError as error:
+            free_bytes = shutil.disk_usage(directory).free
+            if free_bytes > FULL_BYTES:
+                raise
+            raise StartError(
+                f"{error}; the disk of {directory} is full ({free_bytes:,} bytes are free):"
+                " name a directory on another one with --data-dir"
+            ) from error
     if data_dir is not None:
         typer.echo(
             f"All data is kept in {data_dir}. Restart with `turnfold up --data-dir {data_dir}`."
@@ -267,7 +279,9 @@ async def _started(data_dir: Path) -> AsyncGenerator[Mapping[str, Any], None]:
         reading.cancel()
     finally:
         if child.returncode is None:
-            child.terminate()
+            # `terminate` would reap a child that has just ended, and asyncio would miss it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGTERM)
             try:
                 await asyncio.wait_for(child.wait(), STOP_SECONDS)
             except TimeoutError:

@@ -297,7 +297,9 @@ async def _database(settings: Settings) -> list[Finding]:
             else "set TURNFOLD_DATA_DIR to the data directory of `turnfold up`, or "
             "TURNFOLD_DATABASE_URL; or run `turnfold migrate`"
         )
-        findings.append(Finding("database", "failed", f"{where}: {error}", advice))
+        # Beside this advice, another one would be in the way.
+        found = f"{where}: {str(error).removesuffix('; try again later')}"
+        findings.append(Finding("database", "failed", found, advice))
     else:
         is_current = revision == REVISION
         text = f"{where}, schema {revision or 'none'}" + ("" if is_current else f", not {REVISION}")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pty
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGINT
+from unittest.mock import Mock
 
 import pytest
 
 from tests.running_system import command
+from turnfold.cli.demo import demo
+from turnfold.errors import StartError
 
 
 def turnfold(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -303,6 +307,19 @@ def test_a_data_directory_that_is_a_file_is_said_to_be_no_directory(
     assert len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.proves("O3")
+async def test_a_demo_that_fails_on_a_full_disk_names_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURNFOLD_NATS_SERVER", str(tmp_path / "none"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Mock(free=4_096))
+
+    with pytest.raises(StartError) as failed:
+        await asyncio.to_thread(demo, data_dir=tmp_path)
+
+    assert f"; the disk of {tmp_path} is full (4,096 bytes are free)" in str(failed.value)
+
+
 @pytest.mark.proves("O3", "O8")
 @pytest.mark.parametrize("name", ["migrate", "worker", "query", "doctor --json"])
 async def test_a_file_that_is_no_database_ends_a_command_with_the_remedy(
@@ -319,6 +336,21 @@ async def test_a_file_that_is_no_database_ends_a_command_with_the_remedy(
     assert ended.status == 1
     assert remedy in " ".join((ended.out + ended.err).split())
     assert "Traceback" not in ended.err
+
+
+@pytest.mark.proves("O3", "O8")
+@pytest.mark.parametrize("name", ["migrate", "doctor --json"])
+async def test_a_place_where_no_database_can_be_is_to_be_corrected_and_not_tried_again(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    url = f"sqlite+aiosqlite:///{tmp_path}/file/turnfold.db"
+
+    ended = await command(*name.split(), environ={"TURNFOLD_DATABASE_URL": url})
+
+    assert ended.status == 1
+    assert "correct TURNFOLD_DATABASE_URL" in ended.out + ended.err
+    assert "try again later" not in ended.out + ended.err
 
 
 @pytest.mark.proves("O3")
