@@ -36,6 +36,9 @@ _ESCAPES = re.compile(
 )
 """Escapes of JSON, so that none begins within another; the group is half a pair of surrogates."""
 
+_ABOUT_INPUT = re.compile(r"\b[A-Z]\w+ should\b")
+_ABOUT_PARSING = re.compile("^Value error, |, unable to parse .*")
+
 
 def read_request(shape: type[Shape], body: bytes) -> Shape:
     """Read the JSON of a request; an empty body means `{}`.
@@ -107,8 +110,19 @@ def first_fault(faults: Sequence[Mapping[str, Any]]) -> str:
     where = _field(first)
     if first["type"] == "extra_forbidden":
         return f"unknown field {where[:MAX_NAME_CHARACTERS]!r}; correct its name or omit it"
-    messages = "; or: ".join(fault["msg"] for fault in faults if _field(fault) == where)
-    return f"{where}: {messages}" if where else messages
+    messages = "; or: ".join(
+        plain_words(fault["msg"]) for fault in faults if _field(fault) == where
+    )
+    return f"{where or 'the request'}: {messages}"
+
+
+def plain_words(message: str) -> str:
+    """Return a message of pydantic as one about the value of a user.
+
+    >>> plain_words("Input should be a valid integer, unable to parse string as an integer")
+    'must be a valid integer'
+    """
+    return _ABOUT_PARSING.sub("", _ABOUT_INPUT.sub("must", message))
 
 
 def _field(fault: Mapping[str, Any]) -> str:

@@ -220,6 +220,8 @@ class _Reader:
             )
         except BadEvent as error:
             self.refuse(number, f"not JSON: {error.detail}", error)
+        except UnicodeDecodeError as error:
+            self.refuse(number, "not text in UTF-8", error)
         except (ValueError, RecursionError) as error:
             self.refuse(number, f"not JSON: {error}", error)
 

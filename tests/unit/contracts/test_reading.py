@@ -15,24 +15,25 @@ from turnfold.errors import BadRequest
         (
             "history.get",
             b'{"after": "x"}',
-            "after: Input should be a valid integer; or: Input should be 'latest'",
+            "after: must be a valid integer; or: must be 'latest'",
         ),
-        ("history.get", b'{"wait_ms": "x"}', "wait_ms: Input should be a valid integer"),
+        ("history.get", b"[]", "the request: must be an object"),
+        ("history.get", b'{"wait_ms": "x"}', "wait_ms: must be a valid integer"),
         (
             "context.get",
             b'{"recall": {"tokens": -1}}',
-            "recall.tokens: Input should be greater than or equal to 0",
+            "recall.tokens: must be greater than or equal to 0",
         ),
         (
             "context.get",
             b'{"recall": true}',
-            "recall: Input should be an object; or: Input should be False",
+            "recall: must be an object; or: must be False",
         ),
         (
             "deadletters.replay",
             b'{"reason": "nosuch"}',
             (
-                "reason: Input should be 'not_json', 'wrong_shape', 'unknown_type', 'subject_mismatch',"
+                "reason: must be 'not_json', 'wrong_shape', 'unknown_type', 'subject_mismatch',"
                 " 'too_large', 'too_many_messages', 'too_deep', 'event_id_reused', 'too_many_sessions'"
                 " or 'refused_by_database'"
             ),

@@ -169,6 +169,14 @@ def test_a_missing_file_is_told_by_its_name(tmp_path: Path) -> None:
         read(tmp_path / "nowhere.jsonl")
 
 
+def test_a_file_of_another_encoding_is_told_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "latin.json"
+    path.write_bytes('{"content": "Grüße"}'.encode("latin-1"))
+
+    with pytest.raises(UnreadableTranscript, match="line 1: not text in UTF-8"):
+        read(path)
+
+
 def test_a_damaged_archive_is_told_by_its_name(write: Write) -> None:
     path = write({"messages": [USER] * 200}, name="cut.jsonl.gz")
     path.write_bytes(path.read_bytes()[:-20])
