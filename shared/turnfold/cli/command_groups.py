@@ -20,12 +20,19 @@ class PlainCommand(TyperCommand):
         """Return the arguments and options."""
         return [_without_type(param) for param in super().get_params(ctx)]
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line; typer puts required ones in braces."""
+        return [piece.strip("{").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments; an error names the value without the words of a library."""
         try:
             return super().parse_args(ctx, _arguments_last(self.get_params(ctx), args))
         except typer.BadParameter as error:
-            error.message = error.message.replace("Value error, ", "")
+            # Here, because it loads the models of all requests.
+            from turnfold.contracts.reading import plain_words
+
+            error.message = plain_words(error.message)
             raise
 
 

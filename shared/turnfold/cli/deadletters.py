@@ -103,10 +103,15 @@ def replay(
         texts=("reason",),
     )
     if failed := [row for row in rows if row["outcome"] not in SUCCESSFUL]:
+        first, outcome = failed[0]["dead_letter_id"], failed[0]["outcome"]
         raise Conflict(
             f"{len(failed)} of {len(rows)} dead letters were not stored"
-            f" (first: {failed[0]['dead_letter_id']}, outcome {failed[0]['outcome']});"
-            " inspect them with `turnfold deadletters show`"
+            f" (first: {first}, outcome {outcome});"
+            + (
+                " `turnfold deadletters list` lists those that exist"
+                if outcome == "unknown"
+                else f" inspect it with `turnfold deadletters show {first}`"
+            )
         )
 
 

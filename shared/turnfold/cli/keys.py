@@ -198,7 +198,11 @@ def nats(directory: Directory = KEYS_DIR) -> None:
     from turnfold.access.keys import read_keys
     from turnfold.access.roles import configuration
 
-    typer.echo(configuration(read_keys(directory)), nl=False)
+    keys = read_keys(directory)
+    typer.echo(configuration(keys), nl=False)
+    if not keys:
+        # Not an error: an installation may begin with it.
+        typer.echo(f"{directory} has no keys; a server that reads this admits nobody", err=True)
 
 
 def _known(directory: Path) -> list[dict[str, Any]]:

@@ -51,6 +51,8 @@ def search(
 ) -> None:
     """Find messages of a session, best first, including those that left the window."""
     q = " ".join(query)
+    if not q.strip():
+        raise typer.BadParameter("QUERY is empty; name words of the messages")
     found = asyncio.run(_found(agent, session, q, limit=limit, state=state, role=role))
     hits: list[Hit] = found["hits"]
     if as_json:

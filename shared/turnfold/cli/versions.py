@@ -100,19 +100,23 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Put a version in force. The others stay."""
-    promoted = asyncio.run(
-        _ask(
-            system_here(changes=True),
-            agent,
-            session,
-            "summary.promote",
-            {"version": version, "over": over},
-        )
+    asyncio.run(
+        _promote(system_here(changes=True), agent, session, version, over=over, as_json=as_json)
     )
+
+
+async def _promote(
+    system: System, agent: str, session: str, version: int, *, over: int | None, as_json: bool
+) -> None:
+    async with changing(system) as client, existing_session(client, agent, session) as chosen:
+        before = (await chosen.status())["summary_version"]
+        promoted = await chosen.ask("summary.promote", {"version": version, "over": over})
     if as_json:
         show_json(promoted)
     else:
         show_summary(console(), Summary.of(promoted))
+    if version == before:
+        typer.echo(f"Version {version} was in force before; nothing has changed.", err=True)
 
 
 def regenerate(  # noqa: PLR0917  # a parameter for each option
