@@ -386,6 +386,22 @@ def test_the_digest_of_a_compaction_adds_exactly_the_tokens_that_were_weighed_fo
     assert (digest.pending, digest.live) == (3, 0)
 
 
+@pytest.mark.proves("W9")
+def test_compactions_without_room_for_their_own_digests_are_told_like_live_messages() -> None:
+    pending = [PendingDigest(CompactionId(str(number)), 280, 1) for number in range(6)]
+    digest = WindowDigest(
+        {one.compaction_id: one for one in pending}, budget_tokens=2_000, ratio=0.05
+    )
+    asked = history([user(f"Question {number}?") for number in range(6)]).stored.messages
+    for one, message in zip(pending, asked, strict=True):
+        digest.add(BlockView(replace(message, compaction_id=one.compaction_id), RoundView()))
+
+    assert digest.content.compaction_ids == ("0",)
+    assert digest.content.text.startswith("5 messages")
+    assert digest.content.text.endswith("Question 5?")
+    assert digest.tokens < 500
+
+
 @pytest.mark.proves("P1", "W9")
 def test_a_static_buffer_shows_evicted_messages_by_their_digest_alone() -> None:
     rounds = [

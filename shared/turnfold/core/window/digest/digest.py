@@ -23,6 +23,8 @@ from turnfold.messages import CompactionId
 
 LEAST_TOKENS: Final = 120
 MOST_TOKENS: Final = 1_200
+OWN_SHARES: Final = 3
+"""The compactions' own digests together take at most this many shares of the digest."""
 NAMES_RATIO: Final = 0.27
 """The share of the budget that the calls of the open round take at most."""
 
@@ -57,7 +59,8 @@ class WindowDigest:
 
     `tokens` and `size` are what the digest adds to the window. `live` and `pending` count the
     messages left out, `calls` their tool calls. A compaction that waits for its summary has a
-    digest of its own, which describes its messages; `compactions` are those of the session.
+    digest of its own, which describes its messages while there is room for it: with many of them, a
+    small window would show nothing else. `compactions` are those of the session.
 
     Mutable, because it grows with the window.
     """
@@ -77,9 +80,9 @@ class WindowDigest:
         self._compactions = compactions
         self._told_compactions: set[CompactionId] = set()
         self._told_tokens = 0
-        self._earlier = EarlierMessages(
-            max(LEAST_TOKENS, min(MOST_TOKENS, int(ratio * budget_tokens)))
-        )
+        room = max(LEAST_TOKENS, min(MOST_TOKENS, int(ratio * budget_tokens)))
+        self._told_room = min(MOST_TOKENS, OWN_SHARES * room)
+        self._earlier = EarlierMessages(room)
         self._named: OpenRoundCalls | None = None
         self._names_room = int(NAMES_RATIO * budget_tokens)
         self._text: DigestText | None = None
@@ -99,9 +102,7 @@ class WindowDigest:
         tokens = sum([item.tokens for item in calls])
         if is_named:
             self._calls_of(block.in_round).add(block)
-        if block.compaction_id is not None and self._has_digest(block.compaction_id):
-            self._tell(block.compaction_id)
-        else:
+        if block.compaction_id is None or not self._tell(block.compaction_id):
             self._earlier.add(block, tokens, is_named=is_named)
         self._has_changed()
 
@@ -113,7 +114,7 @@ class WindowDigest:
     def add_late(self, block: BlockView) -> None:
         """Count a message that came after its block was left out."""
         self._count(block, 1)
-        if block.compaction_id is None or not self._has_digest(block.compaction_id):
+        if block.compaction_id not in self._told_compactions:
             # The calls of its block were counted when the block was left out.
             self._earlier.messages += 1
         self._has_changed()
@@ -126,9 +127,10 @@ class WindowDigest:
     def cost_of(self, compaction: PendingDigest) -> int:
         """Return the tokens that the digest of a compaction would add to the window."""
         is_told = compaction.compaction_id in self._told_compactions
-        if is_told or not compaction.digest_tokens or self.form is not DigestForm.FULL:
+        tokens = self._cost_of_own(compaction)
+        if is_told or not tokens or self.form is not DigestForm.FULL:
             return 0
-        return digest_tokens(compaction.digest_tokens) + (0 if self.size else DIGEST_FRAME_TOKENS)
+        return tokens + (0 if self.size else DIGEST_FRAME_TOKENS)
 
     @property
     def first_cost(self) -> int:
@@ -166,15 +168,21 @@ class WindowDigest:
         else:
             self.pending += messages
 
-    def _tell(self, compaction_id: CompactionId) -> None:
-        """Describe the messages of a compaction by its own digest."""
-        if compaction_id not in self._told_compactions:
-            self._told_compactions.add(compaction_id)
-            self._told_tokens += digest_tokens(self._compactions[compaction_id].digest_tokens)
-
-    def _has_digest(self, compaction_id: CompactionId) -> bool:
+    def _tell(self, compaction_id: CompactionId) -> bool:
+        """Describe a compaction's messages by its own digest; return False if it may not be."""
+        if compaction_id in self._told_compactions:
+            return True
         compaction = self._compactions.get(compaction_id)
-        return compaction is not None and compaction.digest_tokens > 0
+        tokens = self._cost_of_own(compaction) if compaction else 0
+        if tokens:
+            self._told_compactions.add(compaction_id)
+            self._told_tokens += tokens
+        return tokens > 0
+
+    def _cost_of_own(self, compaction: PendingDigest) -> int:
+        """Return the tokens of a compaction's own digest; 0 if it has none, or no room is left."""
+        tokens = digest_tokens(compaction.digest_tokens) if compaction.digest_tokens else 0
+        return tokens if self._told_tokens + tokens <= self._told_room else 0
 
     def _calls_of(self, in_round: RoundView) -> OpenRoundCalls:
         """Return the named calls of the open round; those of the round before are earlier ones."""
