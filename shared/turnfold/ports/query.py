@@ -52,6 +52,11 @@ class SessionSnapshot:
     retracted_seq: int
 
     @property
+    def changes(self) -> int:
+        """The number of its changes that did more than append messages."""
+        return self.revision - self.appends
+
+    @property
     def limits(self) -> Mapping[str, int]:
         """The learned windows of models, in tokens."""
         return read_limits(self.window_limits)

@@ -57,6 +57,10 @@ class Choice(NamedTuple):
     lines: Sequence[tuple[int, MarkedLine]] = ()
 
 
+class SessionMoved(Exception):
+    """More than new messages has changed in a session since its window was read."""
+
+
 class RecallStore(Protocol):
     """Find the messages of a session that matter for a question, in one snapshot."""
 
@@ -67,12 +71,15 @@ class RecallStore(Protocol):
         until: int,
         question: Callable[[Callable[[int], str]], RecallQuestion],
         choose: Callable[[SearchedSession], Choice],
+        changes: int | None = None,
     ) -> Recollection:
         """Return the messages and lines that `choose` names, of those before `until`.
 
-        `question` is given a function that returns the body of the message at a position.
+        `question` is given a function that returns the body of the message at a position. `changes`
+        is what the session must still have; see `SessionSnapshot.changes`.
 
         Raises:
+            SessionMoved: it has others.
             Unavailable: the database cannot be read now.
         """
         ...

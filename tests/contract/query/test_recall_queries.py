@@ -7,6 +7,7 @@ import pytest
 
 from tests.contract.query.test_recall import FACT, QUESTION, Asker, Json, block_of, long_ago
 from tests.store_fixtures import KEY, NOON, Stores, assistant, retracted, tool, turn, user
+from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.query.window import SqlWindowStore
 
 LONG_QUESTION = f"{QUESTION}\n{1_000 * '='}"
@@ -91,3 +92,39 @@ async def test_a_window_whose_session_is_erased_meanwhile_is_answered_without_a_
 
     assert block_of(told) == ""
     assert (await stores.facts()).session is None
+
+
+class ChangedMeanwhile(SqlWindowStore):
+    """Windows of a session that an event changes between its window and its block."""
+
+    def __init__(self, stores: Stores, event: DecodedEvent) -> None:
+        super().__init__(stores.database)
+        self.stores, self.event, self.reads = stores, event, 0
+
+    async def window(self, *given: Any, **more: Any) -> Any:
+        read = await super().window(*given, **more)
+        self.reads += 1
+        if self.reads == 1:
+            await self.stores.ingest(self.event)
+        return read
+
+
+@pytest.mark.proves("F2", "W6")
+@pytest.mark.parametrize(
+    ("event", "reads"),
+    [(retracted(50, "e1#0"), 2), (turn(50, assistant("In a cellar.")), 1)],
+    ids=["retracted", "appended"],
+)
+async def test_a_window_is_read_again_if_its_session_changed_before_its_block_was_chosen(
+    stores: Stores, event: DecodedEvent, reads: int
+) -> None:
+    await long_ago(stores, user(QUESTION))
+    before = await Asker(stores).told(max_tokens=600)
+
+    windows = ChangedMeanwhile(stores, event)
+    told = await Asker(replace(stores, windows=windows)).told(max_tokens=600)
+
+    after = await Asker(stores).told(max_tokens=600)
+    now = before if reads == 1 else after
+    assert windows.reads == reads
+    assert (told["etag"], told["messages"]) == (now["etag"], now["messages"])

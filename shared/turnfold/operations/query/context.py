@@ -34,6 +34,7 @@ from turnfold.operations.query.replies import prepared_summary
 from turnfold.operations.query.window_json import Originals, window_json
 from turnfold.operations.query.window_recall import with_recall
 from turnfold.ports.query import WindowStore
+from turnfold.ports.recall import SessionMoved
 
 
 class IngestSignal(Protocol):
@@ -87,7 +88,11 @@ async def context(
                 await ingest_signal.reached(request.after_seq, patience)
             case PlannedWindow():
                 limit = max_characters(request, chosen.policy)
-                planned = await with_recall(chosen, reading, store, environment.recall, bodies)
+                try:
+                    planned = await with_recall(chosen, reading, store, environment.recall, bodies)
+                except SessionMoved:
+                    # The etag names the state of the window, and one state has one block.
+                    continue
                 rendered = _rendered(planned, bodies)
                 if limit and (characters := _characters(planned, rendered)) > limit:
                     # It grows by a quarter or more: the window fits, or `CannotFit` ends the loop.

@@ -8,10 +8,7 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from turnfold.cache import LRUCache
-from turnfold.contracts.requests import (
-    ContextRequest,
-    RecallFields,
-)
+from turnfold.contracts.requests import ContextRequest, RecallFields
 from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recall.block import (
@@ -51,12 +48,7 @@ from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.forms import Form
 from turnfold.messages import Message
 from turnfold.operations.query.reading_room import ReadingRoom
-from turnfold.ports.recall import (
-    Choice,
-    RecallStore,
-    Recollection,
-    SearchedSession,
-)
+from turnfold.ports.recall import Choice, RecallStore, Recollection, SearchedSession
 
 BodyAt = Callable[[int], str]
 """Returns the body of the message at a position. Evaluating the type takes 5 us each time."""
@@ -138,6 +130,7 @@ class RecallMoment:
     block, and `share_of_quotes` the share of them that single lines take first. `until` is the
     position after its newest message. If the turn grew by less than `least_growth` since its
     request, no block is chosen. `request_body` spares a statement; None if it was not read.
+    `changes` are those of the session that the window shows.
     """
 
     sid: int
@@ -150,6 +143,7 @@ class RecallMoment:
     share_of_quotes: float
     least_growth: int = 0
     request_body: str | None = None
+    changes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +205,7 @@ class Recall:
         `key` None is not remembered.
 
         Raises:
+            SessionMoved: the session is no longer as the window shows it.
             Unavailable: the database cannot be read now.
         """
         share = moment.share_of_quotes
@@ -238,6 +233,7 @@ class Recall:
                 until=moment.until,
                 question=question,
                 choose=lambda session: _chosen(session, moment, asked),
+                changes=moment.changes,
             )
             shown = moment.shown
             block = write_block(recollection.material, moment.room, quotes_share=share, shown=shown)

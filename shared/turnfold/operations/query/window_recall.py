@@ -46,6 +46,9 @@ async def with_recall(
     that every step of the turn, on every server, shows the same one. A new version of the summary
     changes the beginning of the window, so it may change the block: always until the next message,
     later only if the turn has outgrown the room of its request, or if its request has no block.
+
+    Raises:
+        SessionMoved: the session is no longer as the window shows it.
     """
     session, builder = planned.snapshot.session, planned.builder
     wish = RecallWish.of(planned.request, planned.policy)
@@ -169,6 +172,7 @@ class _Deciding:
                 if moment.needs_growth
                 else 0,
                 request_body=self.request_body,
+                changes=session.changes,
             )
             decision = await self.recall.decide(recall_moment, self.wish, key)
         return decision

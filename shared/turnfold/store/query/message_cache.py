@@ -54,7 +54,7 @@ def arrangement_of(session: SessionSnapshot) -> State:
 
     The hash tells two histories with equal counts apart, as after the failover of a database.
     """
-    return session.revision - session.appends, session.evicted_changes, session.audit_hash
+    return session.changes, session.evicted_changes, session.audit_hash
 
 
 @dataclass(slots=True)

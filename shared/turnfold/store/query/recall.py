@@ -31,6 +31,7 @@ from turnfold.ports.recall import (
     Choice,
     Recollection,
     SearchedSession,
+    SessionMoved,
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
@@ -73,13 +74,14 @@ MOST_LINES_INLINE = 1_000
 """The most marked lines that are compared there: a few large results may have 256 each."""
 
 _session = select(
+    sessions.c.revision - sessions.c.appends,
     sessions.c.messages_total,
     sessions.c.unindexed_from,
     sessions.c.tokens_total,
     sessions.c.retracted_seq,
     sessions.c.evicted_changes,
 ).where(sessions.c.sid == bindparam("of_sid", type_=BigInteger))
-_SESSION, _WIDTH, _GONE = Prepared(_session, ("of_sid",)), 5, (0, None, 0, 0, 0)
+_SESSION, _WIDTH, _GONE = Prepared(_session, ("of_sid",)), 6, (-1, 0, None, 0, 0, 0)
 _newest = (
     ORDER.where(messages.c.position > unseen(bindparam("after", type_=BigInteger)))
     .limit(literal_column(str(MOST_NEWEST)))
@@ -152,6 +154,7 @@ class SqlRecallStore:
         until: int,
         question: Question,
         choose: Callable[[SearchedSession], Choice],
+        changes: int | None = None,
     ) -> Recollection:
         """Return the chosen messages and lines, as they were at one moment."""
         is_sqlite = self._database.is_sqlite
@@ -162,11 +165,13 @@ class SqlRecallStore:
                 counters, first = self._read_first(connection, sid)
             else:
                 counters = next(iter(_SESSION.rows(connection, sid)), _GONE)
-            total, unindexed_from, tokens, *changes = counters
+            changed, total, unindexed_from, tokens, *voiding = counters
+            if changes not in (None, changed):
+                raise SessionMoved
             if is_inline and (total > MOST_INLINE or tokens > MOST_TOKENS_INLINE):
                 raise WouldBlock
             most = MOST_NEW_INLINE if is_inline else total
-            order = self._order(connection, sid, total, tuple(changes), most, first.newest)
+            order = self._order(connection, sid, total, tuple(voiding), most, first.newest)
             if is_inline and order.has_many_lines:
                 self._keep(sid, order)
                 raise WouldBlock
