@@ -111,14 +111,34 @@ NAMES: dict[str, Any] = {"message_id": "e1#1"}
             ],
             {(1, 1): 20_000},
         ),
-        # Two of the same millisecond, in which the smaller one counts.
+        # The first of two comes again before the answer, and then stands by itself.
+        (
+            [
+                reported(1, MODEL, event_id="r", usage=USAGE, **NAMES),
+                turn(2, *ANSWERED, event_id="e1"),
+                reported(3, MODEL, event_id="r", usage=USAGE, **NAMES),
+                reported(4, MODEL, event_id="s", usage={"prompt_tokens": 7}, **NAMES),
+            ],
+            {(1, 0): 20_000, (2, 1): 7},
+        ),
+        # The answer was retracted before its report.
         (
             [
                 turn(1, *ANSWERED, event_id="e1"),
-                reported(3, MODEL, event_id="r", usage=USAGE, at_ms=NOON, **NAMES),
-                reported(4, MODEL, event_id="s", usage={"prompt_tokens": 7}, at_ms=NOON, **NAMES),
+                retracted(2, "e1#1", event_id="q"),
+                reported(3, MODEL, event_id="r", usage=USAGE, **NAMES),
             ],
-            {(1, 1): 7},
+            {},
+        ),
+        # The earlier copy of a retraction ends before what its later one voided.
+        (
+            [
+                turn(1, *ANSWERED, event_id="e1"),
+                retracted(2, "e1#0", event_id="q"),
+                reported(3, MODEL, event_id="r", usage=USAGE),
+                retracted(4, "e1#0", event_id="q"),
+            ],
+            {(3, 0): 20_000},
         ),
         # The answer comes again after the report.
         (
@@ -154,15 +174,15 @@ async def test_reports_stand_in_every_order_of_arrival_where_the_stream_says(
     stores: Stores, stream: list[DecodedEvent], places: dict[tuple[int, int], int]
 ) -> None:
     """Each order is that of another agent, and of later sequences."""
-    columns = (usage_reports.c.agent_id, usage_reports.c.position, usage_reports.c.prompt_tokens)
+    table = usage_reports.c
+    columns = (table.agent_id, table.answer_position, table.prompt_tokens)
+    teaching = select(*columns).where(table.agent_id != "")
     for number, order in enumerate(permutations(stream)):
         key, before = SessionKey(AgentId(f"ada-{number}"), KEY.session_id), 10 * number
         for event in order:
             await stores.ingest(event._replace(key=key, stream_seq=before + event.stream_seq))
 
-    found = await stores.database.snapshot(
-        lambda connection: connection.execute(select(*columns)).all()
-    )
+    found = await stores.database.snapshot(lambda connection: connection.execute(teaching).all())
     assert {
         (agent_id, *divmod(position, 1024)): tokens for agent_id, position, tokens in found
     } == {

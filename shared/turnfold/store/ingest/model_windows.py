@@ -43,7 +43,7 @@ _REPORTED = Prepared(
 _LARGEST_SINCE = Prepared(
     select(func.coalesce(func.max(usage_reports.c.prompt_tokens), literal_column("0"))).where(
         usage_reports.c.sid == bindparam("of_sid"),
-        usage_reports.c.position > bindparam("after"),
+        usage_reports.c.answer_position > bindparam("after"),
         usage_reports.c.model == bindparam("of_model"),
         usage_reports.c.at_ms <= bindparam("until_ms"),
     ),

@@ -22,6 +22,7 @@ from sqlalchemy import (
 
 from turnfold.core.eviction.triggers import load_of
 from turnfold.messages import MESSAGES_PER_EVENT, Element, Message, position_of
+from turnfold.ports.query import END_POSITION
 from turnfold.store.database.message_rows import EVICTABLE, evictable_of
 from turnfold.store.database.schema import (
     compactions,
@@ -57,7 +58,8 @@ class RetractedRows:
     """The retracted messages of one session within a transaction.
 
     Mutable: `messages` counts those that were taken, `compaction_ids` are the evictions that lost
-    some, and `call_ids` those whose pairs must be decided again.
+    some, and `call_ids` those whose pairs must be decided again. `first` is the first position that
+    changed.
     """
 
     def __init__(self, connection: Connection, session: SessionRow) -> None:
@@ -66,6 +68,7 @@ class RetractedRows:
         self.messages = 0
         self.compaction_ids: set[int] = set()
         self.call_ids: set[str] = set()
+        self.first = END_POSITION
 
     def take(self, positions: Sequence[int], seq: int, *, is_named: bool) -> None:
         """Retract messages by the retraction at a sequence; unless named, they follow a call."""
@@ -125,6 +128,7 @@ class RetractedRows:
 
     def _rows(self, table: Table, positions: Sequence[int]) -> list[tuple[Message, int | None]]:
         """Return messages, each with the eviction that it left with, and collect their call ids."""
+        self.first = min([self.first, *positions])
         columns = [table.c[column.name] for column in EVICTABLE]
         rows = self._connection.execute(
             select(*columns, table.c.compaction_id, table.c.tool_call_id).where(

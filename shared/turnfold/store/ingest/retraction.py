@@ -16,9 +16,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
-    func,
     select,
-    update,
 )
 
 from turnfold.access.actors import verified_actor
@@ -32,7 +30,6 @@ from turnfold.store.database.schema import (
     messages,
     retracted_messages,
     retractions,
-    usage_reports,
 )
 from turnfold.store.database.secrets import SIGNED_ACTORS, secret_in
 from turnfold.store.database.session_rows import SessionChange, SessionJournal, SessionRow
@@ -41,7 +38,7 @@ from turnfold.store.ingest.batch.stored_events import KNOWN_EVENTS, newest_readi
 from turnfold.store.ingest.pairing import first_named_seq, pairs_with_retracted, store_pairs
 from turnfold.store.ingest.retracted_rows import IN_RESPONSES, RetractedRows, rest_of_responses
 from turnfold.store.ingest.tombstones import in_portions
-from turnfold.store.ingest.usage import TEACHES_NONE
+from turnfold.store.ingest.usage import judge_reports
 
 AT_ONCE_EACH = 20
 """With more retractions, a batch decides pairs and has digests written once: both may be long."""
@@ -108,6 +105,8 @@ class Retractor:
         self._journal = journal
         self._session = session
         self._withdraw = withdraw
+        # The position from which reports of usage may teach otherwise afterwards.
+        self._first = END_POSITION
         # Ranges of which each message is named already, in order.
         self._named: list[tuple[int, int]] = []
 
@@ -119,6 +118,8 @@ class Retractor:
         """
         reports_from = 0
         since = min(stored_seqs, default=END_SEQ)
+        if since <= self._session.retracted_seq:
+            self._first = position_of(since, 0)
         # The pairs of these calls were left for this moment.
         arrived = StoredRetraction(0, at_ms, Retraction(), WORKER)
         self._apply_one(arrived, call_ids, first=position_of(since, 0))
@@ -135,6 +136,8 @@ class Retractor:
         if later is not None:
             rest = StoredRetraction(0, at_ms, Retraction(), WORKER)
             self._apply_one(rest, later.call_ids, undigested=later.compaction_ids)
+        session = self._session
+        judge_reports(self._connection, session.key.agent_id, session.sid, self._first)
         return reports_from
 
     def bring_back(self, seq: int) -> set[str]:
@@ -190,6 +193,7 @@ class Retractor:
         else:
             later.call_ids.update(rows.call_ids)
             later.compaction_ids.update(rows.compaction_ids)
+        self._first = min(self._first, rows.first)
         if is_new or rows.messages or undigested:
             counts = RetractedCounts(
                 source, rows.messages, before, rows.compaction_ids, is_new, undigested
@@ -209,10 +213,12 @@ class Retractor:
         is_later = first_named_seq.is_(None) | (first_named_seq > source.seq)
         rows.name(self._positions(retracted_messages, unnamed, is_later), source.seq)
         rows.take(self._positions(messages, unnamed), source.seq, is_named=True)
-        first = self._first(chosen)
-        if first is not None:
-            self._void_reports(first, source.seq)
-        return first is not None
+        if not any(map(self._has_retracted, chosen)):
+            return False
+        # None before it says how full the window is.
+        if self._session.reported_seq < source.seq:
+            self._session.reported_tokens = 0
+        return True
 
     def _unnamed(self, part: "_Positions") -> list["_Positions"]:
         """Return what no earlier range names of a part; note the part, if it is a range."""
@@ -230,31 +236,13 @@ class Retractor:
         self._named = [*apart, (joined, part.before)]
         return [*unnamed, _Positions(at, part.before)]
 
-    def _first(self, chosen: Iterable["_Positions"]) -> int | None:
-        """Return the first of these positions that is retracted, or None."""
+    def _has_retracted(self, part: "_Positions") -> bool:
+        """Return whether any of these positions is retracted."""
         table = retracted_messages
-        firsts = [
-            self._connection.execute(
-                select(func.min(table.c.position)).where(
-                    table.c.sid == self._session.sid, part.are_in(table)
-                )
-            ).scalar()
-            for part in chosen
-        ]
-        return min([first for first in firsts if first is not None], default=None)
-
-    def _void_reports(self, first: int, seq: int) -> None:
-        """Let reports that counted a named message teach no factor: it would be wrong."""
-        if self._session.reported_seq < seq:
-            self._session.reported_tokens = 0
-        is_stale = (
-            (usage_reports.c.sid == self._session.sid)
-            & (usage_reports.c.position >= first)
-            & (usage_reports.c.position < position_of(seq, 0))
-            & (usage_reports.c.agent_id != TEACHES_NONE)
+        chosen = select(table.c.position).where(
+            table.c.sid == self._session.sid, part.are_in(table)
         )
-        voided = update(usage_reports).where(is_stale).values(agent_id=TEACHES_NONE)
-        self._connection.execute(voided)
+        return self._connection.execute(chosen.limit(1)).first() is not None
 
     def _pair(self, rows: RetractedRows, first: int) -> None:
         """Decide pairs again: results follow retracted calls, or come back as others answer."""
@@ -273,6 +261,7 @@ class Retractor:
         for seq, positions in following.items():
             rows.take(positions, seq, is_named=False)
         store_pairs(self._connection, changes)
+        rows.first = min([rows.first, *(change.position for change in changes)])
         self._session.evicted_changes += any(change.is_evicted for change in changes)
         self._session.revision += bool(changes)
 

@@ -1,23 +1,22 @@
 """Calibration: factors learned from reported usage, and until when a report is valid."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Integer,
+    Select,
     String,
+    Table,
     bindparam,
     case,
-    delete,
     func,
     literal_column,
     or_,
     select,
-    tuple_,
-    update,
+    union_all,
 )
 
 from turnfold.core.eviction.triggers import Trigger
@@ -29,12 +28,14 @@ from turnfold.core.eviction.usage import (
     calibration_factor,
 )
 from turnfold.messages import MESSAGES_PER_EVENT, position_of
+from turnfold.ports.query import END_POSITION
 from turnfold.store.database.message_rows import named_place
 from turnfold.store.database.predicates import is_of_kept, is_open, is_uncovered
 from turnfold.store.database.schema import (
     compactions,
     events,
     messages,
+    retracted_messages,
     sessions,
     usage_reports,
 )
@@ -45,10 +46,11 @@ from turnfold.store.database.statements import (
     Prepared,
     PreparedIn,
     PreparedPairs,
+    bulk_update,
 )
 
 TEACHES_NONE: Final = ""
-"""The agent of reports that teach no factor, because messages that they counted were retracted.
+"""The agent of reports that teach no factor; see `judge_reports`.
 
 They stay, because they show how large a call of the model may be.
 """
@@ -74,10 +76,10 @@ _earlier, _before, _between, _first = (
     messages.alias("first"),
 )
 _previous = (
-    select(func.max(_before.c.position))
+    select(func.max(_before.c.answer_position))
     .where(
         _before.c.sid == _later.c.sid,
-        _before.c.position < _later.c.position,
+        _before.c.answer_position < _later.c.answer_position,
         _before.c.agent_id == _later.c.agent_id,
     )
     .scalar_subquery()
@@ -90,11 +92,17 @@ _step = (
         _later.c.position,
         _later.c.at_ms,
         (_later.c.prompt_tokens - _earlier.c.prompt_tokens).label("more_tokens"),
-        _earlier.c.position.label("since"),
+        _earlier.c.answer_position.label("since"),
+        _later.c.answer_position.label("until"),
         _earlier.c.model,
     )
     .select_from(_later)
-    .join(_earlier, (_earlier.c.sid == _later.c.sid) & (_earlier.c.position == _previous))
+    .join(
+        _earlier,
+        (_earlier.c.sid == _later.c.sid)
+        & (_earlier.c.answer_position == _previous)
+        & (_earlier.c.agent_id == _later.c.agent_id),
+    )
     .cte("step")
     .prefix_with("MATERIALIZED", dialect="postgresql")
 )
@@ -131,7 +139,7 @@ _DIFFERENCES = Prepared(
         _between,
         (_between.c.sid == _step.c.sid)
         & (_between.c.position >= _step.c.since)
-        & (_between.c.position < _step.c.position),
+        & (_between.c.position < _step.c.until),
     )
     .group_by(*_step.c)
     .order_by(_step.c.position.desc()),
@@ -178,41 +186,65 @@ _LAST_COMPACTIONS = PreparedPairs(
     ).where(_last.c.sid == PAIRS.c.a, _last.c.ordinal == _last_ordinal),
     (compactions.c.sid.type, compactions.c.ordinal.type),
 )
+
+
+def _answers(table: Table) -> Select[*tuple[Any, ...]]:
+    of_event = events.c.stream_seq * literal_column(str(MESSAGES_PER_EVENT))
+    return (
+        select(table.c.position)
+        .join(events, events.c.sid == table.c.sid)
+        .where(
+            events.c.agent_id == bindparam("agent_id"),
+            events.c.event_id == bindparam("event_id"),
+            events.c.sid == bindparam("of_sid"),
+            events.c.stream_seq < bindparam("before"),
+            table.c.position == of_event + bindparam("of_index"),
+            table.c.role == literal_column("'assistant'"),
+        )
+    )
+
+
+# A retracted answer was one, too: what its report counted does not depend on the retraction.
 _ANSWER = Prepared(
-    select(messages.c.position)
-    .join(events, events.c.sid == messages.c.sid)
-    .where(
-        events.c.agent_id == bindparam("agent_id"),
-        events.c.event_id == bindparam("event_id"),
-        events.c.sid == bindparam("of_sid"),
-        events.c.stream_seq < bindparam("before"),
-        messages.c.position
-        == events.c.stream_seq * literal_column(str(MESSAGES_PER_EVENT)) + bindparam("of_index"),
-        messages.c.role == literal_column("'assistant'"),
-    ),
+    select(union_all(_answers(messages), _answers(retracted_messages)).subquery()),
     ("agent_id", "event_id", "of_sid", "before", "of_index"),
 )
 _WAITING = Prepared(
     select(usage_reports).where(
         usage_reports.c.sid == bindparam("of_sid"),
         usage_reports.c.position >= bindparam("since"),
+        usage_reports.c.answer_position == usage_reports.c.position,
         usage_reports.c.message_id.is_not(None),
     ),
     ("of_sid", "since"),
 )
-_IS_REPORTED = Prepared(
-    select(usage_reports.c.position).where(
-        usage_reports.c.sid == bindparam("of_sid"), usage_reports.c.position == bindparam("at")
-    ),
-    ("of_sid", "at"),
+_SINCE = Prepared(
+    select(usage_reports.c.answer_position, usage_reports.c.position, usage_reports.c.agent_id)
+    .where(
+        usage_reports.c.sid == bindparam("of_sid"),
+        usage_reports.c.answer_position >= bindparam("since"),
+    )
+    .order_by(usage_reports.c.answer_position, usage_reports.c.position),
+    ("of_sid", "since"),
 )
+_RETRACTED = Prepared(
+    select(
+        func.min(retracted_messages.c.position).label("first"), retracted_messages.c.retracted_seq
+    )
+    .where(
+        retracted_messages.c.sid == bindparam("of_sid"),
+        retracted_messages.c.retracted_seq >= bindparam("since"),
+    )
+    .group_by(retracted_messages.c.retracted_seq)
+    .order_by("first"),
+    ("of_sid", "since"),
+)
+_PLACED = bulk_update(usage_reports, where=("sid", "position"), values=("answer_position",))
+_JUDGED = bulk_update(usage_reports, where=("sid", "position"), values=("agent_id",))
 
 
-class NamedReport(NamedTuple):
-    """A row of `usage_reports`; `position` is that of the event where no answer stands before it.
-
-    `message_id` is the answer that the report names, until that is known.
-    """
+class ReportRow(NamedTuple):
+    """A row of `usage_reports`; `position` is that of its event."""
 
     sid: int
     position: int
@@ -220,56 +252,53 @@ class NamedReport(NamedTuple):
     model: str
     prompt_tokens: int
     at_ms: int
-    message_id: str | None = None
+    message_id: str | None
+    answer_position: int
 
 
-INSERT_REPORTS = BulkInsert(usage_reports, NamedReport._fields)
+INSERT_REPORTS = BulkInsert(usage_reports, ReportRow._fields)
 
 
-def insert_named_reports(connection: Connection, named: Iterable[NamedReport]) -> None:
-    """Insert reports of usage, each where the answer stands whose message id it names.
+def place_reports(connection: Connection, agent_id: str, sid: int, seq: int) -> None:
+    """Have reports from a sequence on stand with the answers that they name, if these are stored.
 
-    The answer must stand before the report in the stream; otherwise the report keeps its own place,
-    and `place_waiting_reports` moves it if such an answer is stored later. Of several reports of
-    one answer, the earliest counts.
+    The answer must stand before the report in the stream; otherwise the report stands by itself.
     """
-    for report in named:
-        position = answer_of(connection, report)
-        if position is None:
-            INSERT_REPORTS.run(connection, [report])
-        elif not _IS_REPORTED.rows(connection, report.sid, position):
-            INSERT_REPORTS.run(connection, [report._replace(position=position, message_id=None)])
-        else:
-            # Of those of one millisecond, it is the smallest, whichever is stored first.
-            values = {name: getattr(report, name) for name in ("at_ms", "prompt_tokens", "model")}
-            is_later = tuple_(*map(usage_reports.c.get, values)) > tuple_(*values.values())
-            of_answer = is_at(report.sid, position)
-            connection.execute(update(usage_reports).where(of_answer, is_later).values(values))
+    reports = [ReportRow(*row) for row in _WAITING.rows(connection, sid, position_of(seq, 0))]
+    places = [_answer_of(connection, agent_id, report) for report in reports]
+    rows = [(place, sid, report.position) for place, report in zip(places, reports, strict=True)]
+    _PLACED.run(connection, rows)
+    judge_reports(connection, agent_id, sid, min(places, default=END_POSITION))
 
 
-def place_waiting_reports(connection: Connection, agent_id: str, sid: int, seq: int) -> None:
-    """Move the reports of a session to the answers that were stored late, from a sequence on."""
-    for row in _WAITING.rows(connection, sid, position_of(seq, 0)):
-        # Anew, although a retraction may have voided it: the batch applies later ones afterwards.
-        report = NamedReport(*row)._replace(agent_id=agent_id)
-        if answer_of(connection, report) is not None:
-            connection.execute(delete(usage_reports).where(is_at(sid, report.position)))
-            insert_named_reports(connection, [report])
-
-
-def is_at(sid: int, position: int) -> ColumnElement[bool]:
-    """Return the condition for the report at a place."""
-    return (usage_reports.c.sid == sid) & (usage_reports.c.position == position)
-
-
-def answer_of(connection: Connection, report: NamedReport) -> int | None:
-    """Return the position of the answer that a report names; None if none stands before it."""
+def _answer_of(connection: Connection, agent_id: str, report: ReportRow) -> int:
     place = named_place(report.message_id or "")
     if place is None:
-        return None
+        return report.position
     (event_id, index), seq = place, report.position // MESSAGES_PER_EVENT
-    rows = _ANSWER.rows(connection, report.agent_id, event_id, report.sid, seq, index)
-    return int(rows[0][0]) if rows else None
+    rows = _ANSWER.rows(connection, agent_id, event_id, report.sid, seq, index)
+    return int(rows[0][0]) if rows else report.position
+
+
+def judge_reports(connection: Connection, agent_id: str, sid: int, since: int) -> None:
+    """Decide which reports about answers from a position on teach: a function of the stream.
+
+    Of several about one answer, the first one does. None does if a message before the answer was
+    retracted after it: the report counted it, and the next one does not.
+    """
+    changed: list[tuple[str, int, int]] = []
+    reports = _SINCE.rows(connection, sid, since)
+    retracted = _RETRACTED.rows(connection, sid, since // MESSAGES_PER_EVENT) if reports else ()
+    parts, until, known = iter(retracted), 0, None
+    part = next(parts, None)
+    for answer, position, by in reports:
+        while part is not None and part[0] <= answer:
+            until, part = max(until, position_of(part[1], 0)), next(parts, None)
+        teacher = agent_id if answer >= until and answer != known else TEACHES_NONE
+        known = answer
+        if teacher != by:
+            changed.append((teacher, sid, position))
+    _JUDGED.run(connection, changed)
 
 
 def calibration_cutoff(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, int]:

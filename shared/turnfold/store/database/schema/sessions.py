@@ -240,17 +240,22 @@ usage_reports = Table(
     "usage_reports",
     metadata,
     session_key(primary=True),
-    # Where the answer stands that the report speaks of: everything before it was counted.
+    # Of its event. Workers before revision 1023 write that of the answer that it names.
     Column("position", Big, primary_key=True, autoincrement=False),
     # Empty for a report that teaches nothing; see `turnfold.store.ingest.usage.TEACHES_NONE`.
     Column("agent_id", Text, nullable=False),
     Column("model", Text, nullable=False),
     Column("prompt_tokens", Big, nullable=False),
     Column("at_ms", Big, nullable=False),
-    # The answer that it names, while none such is stored before it; then it stands with its event.
+    # The answer that it names, if any.
     Column("message_id", Text),
+    # Where its answer stands: everything before it was counted. Its own position if the answer that
+    # it names is not stored before it; null from workers before revision 1023.
+    Column("answer_position", Big),
     # Learning: the newest reports of one model that one agent uses.
     Index("ix_usage_reports_model", "agent_id", "model", "position"),
+    # Learning: the report before another one. A retraction concerns reports of later answers.
+    Index("ix_usage_reports_answer", "sid", "answer_position"),
     sqlite_with_rowid=False,
 )
 """Reported token usage; calibration factors are computed from these rows and messages."""

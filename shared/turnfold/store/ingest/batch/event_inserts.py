@@ -22,12 +22,7 @@ from turnfold.store.ingest.batch.stored_events import first_two
 from turnfold.store.ingest.model_windows import INSERT_LIMITS
 from turnfold.store.ingest.pairing import Touched
 from turnfold.store.ingest.retraction import INSERT_RETRACTIONS
-from turnfold.store.ingest.usage import (
-    INSERT_REPORTS,
-    NamedReport,
-    insert_named_reports,
-    place_waiting_reports,
-)
+from turnfold.store.ingest.usage import INSERT_REPORTS, ReportRow, place_reports
 
 _INSERT_EVENTS = BulkInsert(
     events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope")
@@ -40,23 +35,22 @@ _Row = tuple[Any, ...]
 
 @dataclass(slots=True)
 class EventRows:
-    """The rows of a batch of events by table; `named` are reports of usage with their answers.
+    """The rows of a batch of events by table.
 
-    `touched` are the call ids whose pairing may change. `limited` are the sessions whose windows
-    may change, and `late` the first new sequences of those that have later reports. Mutable: rows
-    of all events are collected in lists, and each list is one statement.
+    `touched` are the call ids whose pairing may change, `limited` the sessions whose windows may
+    change. `named` has the sequences from which reports of sessions may stand with other answers.
+    Mutable: rows of all events are collected in lists, and each list is one statement.
     """
 
     events: list[_Row] = field(default_factory=list)
     messages: list[_Row] = field(default_factory=list)
     calls: list[_Row] = field(default_factory=list)
     reports: list[_Row] = field(default_factory=list)
-    named: list[NamedReport] = field(default_factory=list)
     limits: list[_Row] = field(default_factory=list)
     retractions: list[_Row] = field(default_factory=list)
     touched: set[Touched] = field(default_factory=set)
     limited: set[SessionKey] = field(default_factory=set)
-    late: dict[tuple[str, int], int] = field(default_factory=dict)
+    named: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -72,8 +66,9 @@ class EventRows:
                 (key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope)
             )
             if arrival.messages and seq < session.reported_seq:
-                place = (key.agent_id, sid)
-                rows.late[place] = min(seq, rows.late.get(place, seq))
+                rows._name(session, seq)
+                # A call that an answer stored late places before a reported limit proves none.
+                rows.limited |= {key} if session.limits else set()
             add_message_rows(arrival, sid, rows.messages)
             if arrival.model:
                 rows._add_reports(arrival, storable_key(arrival.model), session)
@@ -106,9 +101,12 @@ class EventRows:
             values.sort(key=first_two)
             insert.run(connection, values)
         # After all messages, because the answer that a report names may be in this batch.
-        insert_named_reports(connection, self.named)
-        for (agent_id, sid), seq in self.late.items():
-            place_waiting_reports(connection, agent_id, sid, seq)
+        for (agent_id, sid), seq in self.named.items():
+            place_reports(connection, agent_id, sid, seq)
+
+    def _name(self, session: SessionRow, seq: int) -> None:
+        place = (session.key.agent_id, session.sid)
+        self.named[place] = min(seq, self.named.get(place, seq))
 
     def _add_reports(self, arrival: DecodedEvent, model: str, session: SessionRow) -> None:
         """Add what the provider said: the usage of the answer, and the window of the model."""
@@ -119,12 +117,15 @@ class EventRows:
             # A call that succeeded is proof of a larger window than the one reported.
             if tokens > session.limits.get(model, tokens):
                 self.limited.add(key)
-            report = NamedReport(sid, position_of(seq, answer), key.agent_id, model, tokens, at_ms)
             message_id = arrival.reported.message_id if arrival.reported else None
             if message_id is None or named_place(message_id) is None:
-                self.reports.append(report)
+                message_id = None
             else:
-                self.named.append(report._replace(message_id=message_id))
+                self._name(session, seq)
+            place = position_of(seq, answer)
+            self.reports.append(
+                ReportRow(sid, place, key.agent_id, model, tokens, at_ms, message_id, place)
+            )
         if arrival.reported and arrival.reported.limit_tokens:
             self.limited.add(key)
             self.limits.append((sid, seq, model, arrival.reported.limit_tokens, at_ms))

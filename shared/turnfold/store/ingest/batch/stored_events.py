@@ -43,7 +43,6 @@ from turnfold.store.database.schema import (
 )
 from turnfold.store.database.statements import PAIRS, BulkInsert, PreparedPairs, bulk_update
 from turnfold.store.ingest.tombstones import in_portions
-from turnfold.store.ingest.usage import NamedReport, answer_of, is_at
 from turnfold.store.ingest.word_index.removal import delete_indexed
 
 KNOWN_EVENTS = PreparedPairs(
@@ -186,8 +185,7 @@ def newest_event_at_ms(
 ) -> int:
     """Return when the newest event between two positions was published, or 0 if unknown.
 
-    Unknown is the time of an overflow that was reported without a limit. A report that names an
-    answer stands with that.
+    Unknown is the time of an overflow that was reported without a limit.
     """
     moments: list[tuple[Table, ColumnElement[int], Any]] = [
         (table, table.c.position, table.c.created_at_ms) for table in (messages, retracted_messages)
@@ -244,8 +242,6 @@ def newest_reading(connection: Connection, sid: int) -> UsageReading:
         if report is not None and envelope.get("is_overflow") is not True:
             span = EventSpan(sid, seq)
             at_ms = newest_event_at_ms(connection, sid, first=span.first, last=span.last)
-            # It names an answer before it, and stands there.
-            at_ms = at_ms or newest_event_at_ms(connection, sid, last=span.last)
             return UsageReading(seq, at_ms, report.tokens)
     return UsageReading(0, 0, 0)
 
@@ -299,32 +295,18 @@ def delete_event(connection: Connection, span: EventSpan, arrival: DecodedEvent)
     stored = select(messages.c.position).where(span.rows_of(messages))
     for portion in in_portions(connection.execute(stored).scalars().all()):
         delete_indexed(connection, span.sid, portion)
-    for table in (messages, tool_calls):
+    for table in (messages, tool_calls, usage_reports):
         connection.execute(delete(table).where(span.rows_of(table)))
-    _move_reports(connection, span, arrival)
+    # Reports of its answers wait for these again.
+    of_answers = usage_reports.c.answer_position.between(span.first, span.last)
+    named = update(usage_reports).where(usage_reports.c.sid == span.sid, of_answers)
+    connection.execute(named.values(answer_position=usage_reports.c.position))
     is_limit = (reported_limits.c.sid == span.sid) & (
         reported_limits.c.stream_seq == span.stream_seq
     )
     connection.execute(delete(reported_limits).where(is_limit))
     is_event = (events.c.agent_id == arrival.key.agent_id) & (events.c.event_id == arrival.event_id)
     connection.execute(delete(events).where(is_event))
-
-
-def _move_reports(connection: Connection, span: EventSpan, arrival: DecodedEvent) -> None:
-    """Move the reports about answers of an event, but delete its own, which is stored again."""
-    of_event, position = span.rows_of(usage_reports), usage_reports.c.position
-    if arrival.report is not None and arrival.answer is not None:
-        own, tokens = span.first + arrival.answer, arrival.report.prompt_tokens
-        named = arrival.reported.message_id if arrival.reported else None
-        report = NamedReport(span.sid, own, arrival.key.agent_id, "", tokens, 0, named)
-        is_own = is_at(span.sid, own)
-        if (answer := answer_of(connection, report)) is not None:
-            # The earliest report of the answer stands there, which may be another one.
-            is_own |= is_at(span.sid, answer) & (usage_reports.c.prompt_tokens == tokens)
-        connection.execute(delete(usage_reports).where(is_own))
-    first = position_of(arrival.stream_seq, 0)
-    moved = update(usage_reports).where(of_event).values(position=position + (first - span.first))
-    connection.execute(moved)
 
 
 def evict_again(

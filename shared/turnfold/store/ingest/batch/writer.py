@@ -47,7 +47,7 @@ from turnfold.store.ingest.model_windows import NamedModel, learn_limits, record
 from turnfold.store.ingest.pairing import PairChange, Touched, repair_pairs
 from turnfold.store.ingest.retraction import Retractor, Withdraw, retracted_by
 from turnfold.store.ingest.tombstones import erased_before, record_duplicates
-from turnfold.store.ingest.usage import Calibrator
+from turnfold.store.ingest.usage import Calibrator, judge_reports
 
 ANOTHER_EVENT = "this event id stands for other content or another session of the agent"
 
@@ -173,8 +173,7 @@ class BatchWriter:
             self._connection, self._sessions, self._limited, before, new, self._journal
         )
         reports = sum(arrival.report is not None for arrival in self._new)
-        # Looks at as many older reports as without this batch, whose reports are among the newest
-        # now.
+        # Looks at as many older reports as without this batch, whose reports are the newest now.
         calibrator = Calibrator(self._connection, reports)
         self._calibrate_named(models, calibrator)
         evictions = evict(
@@ -346,6 +345,7 @@ class BatchWriter:
         session.live_tokens += recounted.live_tokens - counted.live_tokens
         session.rounds = max(0, session.rounds + recounted.rounds - counted.rounds)
         session.revision += 1
+        judge_reports(connection, session.key.agent_id, span.sid, 0)
         # For live messages too: orders of sessions are cached with their positions.
         session.evicted_changes += 1
         note_unindexed(session, first)

@@ -1,0 +1,22 @@
+"""Reports of usage keep their own place beside that of their answer, so that none is lost."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "1023"
+down_revision = "1022"
+
+BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def upgrade() -> None:
+    """Add the column. Reports stand with their answers already, and several of one are one."""
+    op.add_column("usage_reports", sa.Column("answer_position", BIG))
+    op.execute("UPDATE usage_reports SET answer_position = position")
+    op.create_index("ix_usage_reports_answer", "usage_reports", ["sid", "answer_position"])
+
+
+def downgrade() -> None:
+    """Remove it. Reports that named a stored answer wait for it again."""
+    op.drop_index("ix_usage_reports_answer", "usage_reports")
+    op.drop_column("usage_reports", "answer_position")
