@@ -7,10 +7,10 @@ from turnfold_worker.loops.polling import PollingLoop
 
 KEPT_BYTES = 1_000_000
 """A shorter log stays: each truncation costs three syncs."""
-MOST_BYTES = 24_000_000
+MOST_BYTES = 48_000_000
 """A longer log is truncated while it is written, too.
 
-SQLite begins it anew from 16 MB on, but only when no reader uses it at that moment."""
+SQLite begins it anew from 32 MB on (`LOG_PAGES`), but only when no reader uses it then."""
 
 
 class WalTruncator(PollingLoop):

@@ -38,7 +38,7 @@ READERS_EACH = 2
 LONGEST_WAIT_SECONDS = 2.0
 """A request that would wait longer for its first reading transaction is refused.
 
-It may need four of them, and its time ends after ten seconds.
+It may need five of them, and its time ends after ten seconds.
 """
 INTAKE_WRITERS = 4
 """The most writing transactions of the intake at once: three batches, and one of missing events."""
