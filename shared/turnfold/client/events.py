@@ -11,6 +11,7 @@ from turnfold.contracts.events import (
     LIMIT_AT_MOST,
     LIMITS,
     MODEL_MAX_CHARACTERS,
+    elements_shape,
     read_payload,
 )
 from turnfold.contracts.retractions import RETRACTED_AT_MOST
@@ -23,7 +24,7 @@ from turnfold.contracts.subjects import (
     session_subject,
 )
 from turnfold.errors import BadEvent, BadRequest, TooLarge
-from turnfold.messages import AgentId, Json, SessionId, SessionKey, ShapeName
+from turnfold.messages import AgentId, Json, SessionId, SessionKey, Shape, ShapeName
 from turnfold.process.clock import now_ms
 
 BATCH_EVENTS = 1_000
@@ -107,7 +108,8 @@ def turn_event(  # noqa: PLR0913  # the event has these fields
     `carry` has one JSON value or None for each message.
 
     Raises:
-        BadRequest: there are no messages, `carry` has another length, or a value is not JSON.
+        BadRequest: there are no messages, one is not of the shape, `carry` has another length, or
+            a value is not JSON.
         TooLarge: more than 1,000 messages or 4 MiB.
     """
     if not messages:
@@ -118,6 +120,10 @@ def turn_event(  # noqa: PLR0913  # the event has these fields
         raise BadRequest(
             f"carry has {len(carry)} values for {len(messages)} messages; pass one for each"
         )
+    try:
+        elements_shape(shape or Shape.CHAT, list(messages))
+    except BadEvent as error:
+        raise BadRequest(f"a message cannot be stored: {error}") from error
     return _event(
         TURN_COMPLETED,
         key,

@@ -201,7 +201,7 @@ def _turn_completed(
             EventFault.TOO_MANY_MESSAGES, f"{len(messages)} messages; at most {most} are allowed"
         )
     named = fields.get("shape")
-    shape = _elements_shape(CHAT if named is None else named, messages)
+    shape = elements_shape(CHAT if named is None else named, messages)
     if "carry" in fields:
         check_carry(fields["carry"], len(messages))
     metadata = _optional(fields, "metadata", dict)
@@ -231,7 +231,7 @@ def _turn_completed(
     )
 
 
-def _elements_shape(name: object, elements: list[Any]) -> Shape:
+def elements_shape(name: object, elements: list[Any]) -> Shape:
     """Return the shape of this name, if every element has it.
 
     Raises:

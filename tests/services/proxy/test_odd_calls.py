@@ -14,6 +14,8 @@ from tests.provider import ProviderReply, chunks, completion, running_provider
 from tests.running_system import eventually
 from tests.services.proxy.conftest import ProxyScene
 from turnfold.client import Client, Session, Window
+from turnfold.client.events import OutgoingEvent
+from turnfold.contracts.subjects import TURN_COMPLETED
 from turnfold.errors import Conflict
 from turnfold_proxy.apis import APIS
 from turnfold_proxy.apis.api import ModelAnswer
@@ -163,7 +165,9 @@ async def test_an_id_of_an_earlier_answer_may_return(scene: ProxyScene, path: st
 @pytest.mark.proves("G10", "C79")
 async def test_a_dead_letter_of_the_past_does_not_bypass_a_session(scene: ProxyScene) -> None:
     session = scene.client.session("proxy", "past")
-    await session.turn_completed([{"role": "critic", "content": "No."}])
+    event = {"event_id": "e", **session.key._asdict(), "messages": [{"role": "critic"}]}
+    payload = json.dumps(event).encode()
+    await scene.client.publish(OutgoingEvent(TURN_COMPLETED, session.key, "e", payload))
     await eventually(lambda: _is_refused(session))
 
     answer = await scene.http.post(

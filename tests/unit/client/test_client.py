@@ -125,9 +125,21 @@ def test_an_event_above_the_limits_is_refused_before_it_is_sent(
         turn_event(KEY, messages)
 
 
-def test_a_turn_without_messages_is_refused() -> None:
-    with pytest.raises(BadRequest, match="at least one message"):
-        turn_event(KEY, [])
+@pytest.mark.parametrize(
+    ("messages", "shape", "told"),
+    [
+        ([], None, "at least one message"),
+        ([{"role": "user"}, {"content": "hi"}], None, "a message needs one of the roles assistant"),
+        ([{"role": "usr"}], None, "a message needs one of the roles assistant"),
+        ([{"type": 1}], "responses", "the type of an item must be a string"),
+        ([{"role": "user"}], "gemini", "shape must be one of chat"),
+    ],
+)
+def test_a_turn_that_would_become_a_dead_letter_is_refused(
+    messages: list[dict[str, Any]], shape: Any, told: str
+) -> None:
+    with pytest.raises(BadRequest, match=told):
+        turn_event(KEY, messages, shape=shape)
 
 
 @pytest.mark.proves("X2")
