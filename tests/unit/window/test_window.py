@@ -392,9 +392,9 @@ def test_a_tool_block_leaves_without_a_look_at_all_of_its_round(
 
 @pytest.mark.proves("W3", "W7", "C61")
 def test_an_emergency_takes_three_fifths_of_the_budget_and_no_old_result_whole() -> None:
-    rounds = [user("go"), *tool_rounds(60, 300)]
-    session = history([*rounds, assistant("done"), user("next")])
-    long = history([*rounds, assistant(words(900)), user(words(900))])
+    rounds = tool_rounds(60, 300)
+    session = history([user("go"), *rounds, assistant("done"), user("next")])
+    long = history([user("go"), *rounds, assistant(words(900)), user(words(900))])
 
     made = asked_of(session, 10_000, is_emergency=True)
 
