@@ -81,9 +81,7 @@ def _fault_of(payload: bytes) -> str:
 
 
 def _object(text: str) -> Members:
-    fields: dict[str, Any] = {}
-    raw: dict[str, str] = {}
-    elements: list[str] = []
+    fields, raw, elements = dict[str, Any](), dict[str, str](), list[str]()
     opened = _opening(text)
     if opened is None or opened[1] != "{":
         _, end = _scan(text, _SPACE.match(text).end())  # type: ignore[union-attr]  # always matches
