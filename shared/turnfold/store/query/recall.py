@@ -315,7 +315,8 @@ def _add_words(
         WouldBlock: more than `most` messages must be read.
     """
     newest = order.newest
-    newest.prepare(indexed, end, has_known=bool(order.known))
+    has_known = bool(order.known or order.places or order.newest_places)
+    newest.prepare(indexed, end, has_known=has_known)
     if end - newest.end > most:
         raise WouldBlock
     if order.new_bodies and newest.end >= order.new_from:

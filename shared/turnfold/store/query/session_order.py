@@ -46,8 +46,15 @@ class MoreThan(NamedTuple):
 class KnownMask(NamedTuple):
     """The mask of a lookup, of so many of the first messages of a session."""
 
-    mask: Mask
-    messages: int
+    mask: Mask = 0
+    messages: int = 0
+
+
+class KnownPlaces(NamedTuple):
+    """The falling positions of a lookup, of so many messages; for long sessions."""
+
+    positions: Sequence[int] = ()
+    messages: int = 0
 
 
 @dataclass(slots=True)
@@ -113,7 +120,10 @@ class NewestWords:
 
     def unindexed_ordinals(self, lookup: Lookup, end: int) -> list[int]:
         """Return the ordinals of the same messages; in a long session, faster than their mask."""
-        first = self._first_unindexed(end)
+        return self.ordinals(lookup, self._first_unindexed(end), end)
+
+    def ordinals(self, lookup: Lookup, first: int, end: int) -> list[int]:
+        """Return the ordinals of the matching messages from one here to before another."""
         return [first + place for place in ordinals_in(self._between(lookup, first, end))]
 
     def _first_unindexed(self, end: int) -> int:
@@ -190,9 +200,10 @@ class SessionOrder:
     `is_own` has a byte for each message, 1 for those of the agent itself.
     `frequent` has lookups that matched more than a number of messages before a position: they
     always will. `known` has the masks of lookups, each with the number of the first messages that
-    it is known for, and `newest` and `marks` the words and the marked lines of the newest messages,
-    which are too many for the event loop's thread if it `has_many_lines`. `new_bodies` are of the
-    messages from `new_from` on, which were read last, without long ones; of many, none.
+    it is known for, `places` and `newest_places` the same of a long session, and `newest` and
+    `marks` the words and the marked lines of the newest messages, which are too many for the event
+    loop's thread if it `has_many_lines`. `new_bodies` are of the messages from `new_from` on, which
+    were read last, without long ones; of many, none.
     Mutable: messages that arrived since are appended. `changes` are counters of the session that
     retractions and moved events change; others make it void.
     """
@@ -204,6 +215,8 @@ class SessionOrder:
     is_own: bytearray = field(default_factory=bytearray)
     frequent: dict[Lookup, MoreThan] = field(default_factory=dict)
     known: dict[Lookup, KnownMask] = field(default_factory=dict)
+    places: dict[Lookup, KnownPlaces] = field(default_factory=dict)
+    newest_places: dict[Lookup, KnownPlaces] = field(default_factory=dict)
     newest: NewestWords = field(default_factory=NewestWords)
     marks: NewestMarks = field(default_factory=NewestMarks)
     has_many_lines: bool = False
@@ -215,10 +228,10 @@ class SessionOrder:
         """About how many bytes it takes."""
         number = len(self.positions)
         of_masks = (LOOKUP_BYTES + number // 8) * len(self.known)
-        of_lookups = LOOKUP_BYTES * len(self.frequent) + of_masks
-        said = sum(
-            [len(speaker.messages) + len(speaker.firsts) for speaker in self.speakers.values()]
-        )
+        places = chain(self.places.values(), self.newest_places.values())
+        of_places = sum([LOOKUP_BYTES + 8 * len(found) for found, _ in places])
+        of_lookups = LOOKUP_BYTES * len(self.frequent) + of_masks + of_places
+        said = sum([len(of.messages) + len(of.firsts) for of in self.speakers.values()])
         of_speakers = LOOKUP_BYTES * len(self.speakers) + SAID_BYTES * said
         return 24 * number + of_lookups + of_speakers + self.newest.weight + self.marks.weight
 

@@ -1,15 +1,17 @@
 """Find the messages of a session that match lookups, in the index of either database.
 
-In short sessions matches are masks, of which a query server remembers those of many lookups: words
-recur between questions, and the index is read for newer messages only.
+A query server remembers those of many lookups, in short sessions as masks: words recur between
+questions, and the index is read for newer messages only.
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from operator import neg
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -23,12 +25,7 @@ from sqlalchemy import (
     text,
 )
 
-from turnfold.core.recall.mask_ranking import (
-    MOST_MASKED,
-    Mask,
-    mask_of,
-    newest_in,
-)
+from turnfold.core.recall.mask_ranking import MOST_MASKED, Mask, mask_of, newest_in
 from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches, ordinals_of
 from turnfold.core.text.search import Lookup, Term
 from turnfold.store.database.schema import word_index
@@ -47,7 +44,7 @@ from turnfold.store.ingest.word_index.search_index import (
     fts5_term,
     of_session,
 )
-from turnfold.store.query.session_order import KnownMask, MoreThan, SessionOrder
+from turnfold.store.query.session_order import KnownMask, KnownPlaces, MoreThan, SessionOrder
 
 LEAST_EXPANDED = 20_000
 """In shorter sessions, FTS5 finds words by their beginning faster than we find the words."""
@@ -97,7 +94,10 @@ _LAST_CHARACTER = "\U0010ffff"
 
 MOST_KNOWN = 1_000
 """The most lookups of a session whose masks are known, and that are known to match too many."""
-_UNKNOWN = KnownMask(0, 0)
+_UNKNOWN, _NO_PLACES = KnownMask(), KnownPlaces()
+MOST_KNOWN_PLACES = 250
+"""The same for lookups of a long session, whose places take up to 8 KB each."""
+Known = TypeVar("Known", KnownMask, KnownPlaces)
 
 
 class WordMatches:
@@ -238,6 +238,24 @@ def _rare_of(of_terms: Sequence[list[int] | None], most: int, after: int) -> lis
     return newest if len(newest) <= most else None
 
 
+def _joined(known: KnownPlaces, newer: Sequence[int], messages: int) -> KnownPlaces:
+    """Add the places of newer messages, which are then known of so many."""
+    held = known.positions
+    if not newer:
+        return KnownPlaces(held, messages)
+    # After a late message, the index holds later ones than it was known for.
+    is_apart = not held or newer[-1] > held[0]
+    joined = [*newer, *held] if is_apart else sorted({*newer, *held}, reverse=True)
+    return KnownPlaces(array("q", joined), messages)
+
+
+def _keep(kept: dict[Lookup, Known], known: Mapping[Lookup, Known], most: int) -> None:
+    """Put lookups back as used most recently, and forget others."""
+    kept.update(known)
+    for lookup in list(islice(kept, max(0, len(kept) - most))):
+        del kept[lookup]
+
+
 @dataclass(frozen=True, slots=True)
 class SessionLookups:
     """The lookups of a session: in its index, and in the terms of newer messages.
@@ -255,14 +273,16 @@ class SessionLookups:
 
         If no lookup is rare enough, return the newest positions of each.
         """
-        asked = self._not_frequent(lookups, MOST_PLACES)
+        kept, asked = self.order.places, self._not_frequent(lookups, MOST_PLACES)
+        known = self._taken(kept, _NO_PLACES, asked)
+        for lookup, newer in self._newer(known, MOST_PLACES).items():
+            known[lookup] = _joined(known[lookup], newer, self.indexed)
         found: dict[Lookup, Matches] = {}
-        for lookup, positions in zip(asked, self.words.rare(asked, MOST_PLACES), strict=True):
-            if positions is None:
-                self._add_frequent(lookup, MOST_PLACES)
-            else:
-                together = self._with_unindexed(lookup, positions)
-                found[lookup] = together if len(together) <= MOST_PLACES else ()
+        for lookup, (positions, _) in known.items():
+            together = self._with_unindexed(lookup, positions)
+            found[lookup] = together if len(together) <= MOST_PLACES else ()
+        rare = {at: held for at, held in known.items() if len(held.positions) <= MOST_PLACES}
+        _keep(kept, rare, MOST_KNOWN_PLACES)
         if any(found.values()):
             return [found.get(lookup, ()) for lookup in lookups]
         return self._newest(lookups)
@@ -286,64 +306,53 @@ class SessionLookups:
         return [mask if mask.bit_count() <= most else 0 for mask in masks]
 
     def _masks(self, lookups: Sequence[Lookup], most: int) -> list[Mask | None]:
-        """Return the masks of lookups in the index, None for one with more than `most` matches.
-
-        Of those that are known, only newer messages are looked up.
-        """
-        # Taken out, and put back as used most recently.
-        known = {
-            lookup: self.order.known.pop(lookup, _UNKNOWN)
-            for lookup in self._not_frequent(lookups, most)
-        }
-        self._bring_up_to_date(known, most)
-        self._keep(known)
+        """Return the masks of lookups in the index, None for one with more than `most` matches."""
+        known = self._taken(self.order.known, _UNKNOWN, self._not_frequent(lookups, most))
+        found = self._newer(known, most)
+        # A list is searched in two thirds of the time: an array makes a number at each step.
+        listed = self.order.positions.tolist() if found else []
+        for lookup, places in found.items():
+            more = mask_of(ordinals_of(places, listed), len(listed)) if places else 0
+            known[lookup] = KnownMask(known[lookup].mask | more, self.indexed)
+        _keep(self.order.known, known, MOST_KNOWN)
         # A known mask may reach further: a window of the past ends earlier than one of now.
         before = (1 << self.end) - 1
         masks = [known[lookup].mask & before if lookup in known else None for lookup in lookups]
         return [None if mask is None or mask.bit_count() > most else mask for mask in masks]
 
-    def _bring_up_to_date(self, known: dict[Lookup, KnownMask], most: int) -> None:
+    def _taken(
+        self, kept: dict[Lookup, Known], unknown: Known, lookups: Sequence[Lookup]
+    ) -> dict[Lookup, Known]:
+        """Take out what is known of lookups, brought up to date by the newest words if possible."""
+        newest, indexed = self.order.newest, self.indexed
+        known = {lookup: kept.pop(lookup, unknown) for lookup in lookups}
+        for lookup, held in known.items():
+            # A long message before `whole_from` may match, and its words are not here.
+            if not 0 < held.messages < indexed or held.messages < newest.whole_from:
+                continue
+            if isinstance(held, KnownMask):
+                mask = held.mask | newest.matches(lookup) & (1 << indexed) - 1
+                known[lookup] = KnownMask(mask, indexed)
+            else:
+                more = newest.ordinals(lookup, held.messages, indexed)
+                newer = [self.order.positions[ordinal] for ordinal in reversed(more)]
+                known[lookup] = _joined(held, newer, indexed)
+        return known
+
+    def _newer(
+        self, known: dict[Lookup, KnownMask] | dict[Lookup, KnownPlaces], most: int
+    ) -> Mapping[Lookup, Sequence[int]]:
         """Look up what is not known of the messages in the index; remove what matches too many."""
-        indexed = self.indexed
-        new = [lookup for lookup, mask in known.items() if not mask.messages]
-        behind = [lookup for lookup, mask in known.items() if 0 < mask.messages < indexed]
-        if behind:
-            behind = self._behind_newest_words(known, behind)
-        positions = self.order.positions
-        after = [positions[known[lookup].messages - 1] for lookup in behind]
+        new = [lookup for lookup, held in known.items() if not held.messages]
+        behind = [lookup for lookup, held in known.items() if 0 < held.messages < self.indexed]
+        after = [self.order.positions[known[lookup].messages - 1] for lookup in behind]
         # By themselves, because PostgreSQL reads all segments for lookups that are new.
         found = [*self.words.rare(new, most), *self.words.rare(behind, most, after)]
-        # A list is searched in two thirds of the time: an array makes a number at each step.
-        listed = positions.tolist()
-        for lookup, places in zip([*new, *behind], found, strict=True):
-            if places is None:
-                self._add_frequent(lookup, most)
-                del known[lookup]
-            else:
-                more = mask_of(ordinals_of(places, listed), len(listed)) if places else 0
-                known[lookup] = KnownMask(known[lookup].mask | more, indexed)
-
-    def _behind_newest_words(
-        self, known: dict[Lookup, KnownMask], behind: Sequence[Lookup]
-    ) -> list[Lookup]:
-        """Bring lookups up to date by the words of the newest messages; return the other ones."""
-        newest, in_index = self.order.newest, (1 << self.indexed) - 1
-        others = []
-        for lookup in behind:
-            before = known[lookup]
-            # A long message before `whole_from` may match, and its words are not here.
-            if before.messages < newest.whole_from:
-                others.append(lookup)
-            else:
-                mask = before.mask | newest.matches(lookup) & in_index
-                known[lookup] = KnownMask(mask, self.indexed)
-        return others
-
-    def _keep(self, known: Mapping[Lookup, KnownMask]) -> None:
-        kept = self.order.known
-        kept.update(known)
-        for lookup in list(islice(kept, max(0, len(kept) - MOST_KNOWN))):
-            del kept[lookup]
+        newer = dict(zip([*new, *behind], found, strict=True))
+        for lookup in [lookup for lookup, places in newer.items() if places is None]:
+            self._add_frequent(lookup, most)
+            del known[lookup]
+        return {lookup: places for lookup, places in newer.items() if places is not None}
 
     def _not_frequent(self, lookups: Sequence[Lookup], most: int) -> list[Lookup]:
         """Return the lookups that are not known to match more than `most` messages."""
@@ -362,14 +371,27 @@ class SessionLookups:
 
     def _newest(self, lookups: Sequence[Lookup]) -> list[Matches]:
         """Return the newest positions of each lookup."""
-        newest = self.words.newest(lookups, NEWEST_PLACES)
-        return [
-            self._with_unindexed(lookup, positions)[:NEWEST_PLACES]
-            for lookup, positions in zip(lookups, newest, strict=True)
+        kept = self.order.newest_places
+        known = self._taken(kept, _NO_PLACES, lookups)
+        # A window of the past needs as many before its end.
+        missing = [
+            lookup
+            for lookup, (held, messages) in known.items()
+            if messages != self.indexed or (held and held[0] >= self.words.until)
         ]
+        found = self.words.newest(missing, NEWEST_PLACES) if missing else ()
+        for lookup, positions in zip(missing, found, strict=True):
+            known[lookup] = KnownPlaces(array("q", positions), self.indexed)
+        known = {at: KnownPlaces(held[:NEWEST_PLACES], to) for at, (held, to) in known.items()}
+        _keep(kept, known, MOST_KNOWN_PLACES)
+        matches = [self._with_unindexed(lookup, known[lookup].positions) for lookup in lookups]
+        return [positions[:NEWEST_PLACES] for positions in matches]
 
     def _with_unindexed(self, lookup: Lookup, positions: Sequence[int]) -> Matches:
         """Add positions of messages that the index lacks."""
+        if positions and positions[0] >= self.words.until:
+            # What is known may reach further: a window of the past ends earlier than one of now.
+            positions = positions[bisect_right(positions, -self.words.until, key=neg) :]
         more = self.order.newest.unindexed_ordinals(lookup, self.end)
         if not more:
             return positions
