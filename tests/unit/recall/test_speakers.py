@@ -1,9 +1,11 @@
-"""Who spoke, as far as the names of messages tell, in bounded memory (F2)."""
+"""Who spoke, as far as the names of messages tell, in bounded memory, and how much (F2)."""
 
 import json
 
 import pytest
 
+from tests.histories import counter
+from turnfold.core.text.tokens import IMAGE_TOKENS, MESSAGE_TOKENS
 from turnfold.store.query.session_order import MOST_NAME_WORDS, MOST_SPEAKERS, SessionOrder
 
 
@@ -41,3 +43,14 @@ def test_names_take_bounded_memory_that_counts() -> None:
     assert len(order.speakers) == MOST_SPEAKERS
     assert sum(len(one.messages) for one in order.speakers.values()) <= MOST_NAME_WORDS * 4_000
     assert order.weight > order_of(*["Ana"] * 4_000).weight > order_of(*[None] * 4_000).weight
+
+
+@pytest.mark.proves("F2")
+def test_a_message_with_a_picture_counts_about_as_its_text_does() -> None:
+    text = "We took this one at the lighthouse when the children were with us last Sunday."
+    tokens, order = MESSAGE_TOKENS + counter()(text), SessionOrder()
+
+    for images in (0, 1):
+        order.add(images, tokens + images * IMAGE_TOKENS, len(text), None, "user")
+
+    assert order.tokens[0] <= order.tokens[1] <= 1.2 * order.tokens[0]

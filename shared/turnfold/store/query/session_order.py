@@ -21,7 +21,8 @@ from turnfold.store.database.predicates import in_range, of_messages
 from turnfold.store.database.schema import marked_lines, messages
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
-CHARACTERS_PER_TOKEN = 3
+CHARACTERS_PER_TOKEN = 4
+"""About the characters of a token of English text."""
 LOOKUP_BYTES, SAID_BYTES = 400, 64
 """About how many bytes a known lookup takes besides its mask, and a message of a speaker."""
 MOST_NAME_WORDS, MOST_SPEAKERS = 4, 1_000
