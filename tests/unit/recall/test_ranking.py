@@ -59,7 +59,7 @@ def test_a_word_is_looked_up_once_whatever_its_form() -> None:
 
 @pytest.mark.proves("F2")
 def test_words_that_only_make_a_sentence_are_not_looked_up() -> None:
-    asked = question_of("What did she do with the lantern, and where is it now?")
+    asked = question_of("What did she do together with the lantern since, and where is it now?")
 
     assert asked.lookups == question_of("lantern").lookups
     assert "she" in asked.words, "it may be the name of a speaker"
@@ -219,6 +219,16 @@ def test_a_long_message_counts_less() -> None:
     sizes[30] = 5_000
 
     assert best_of([[60, 30]], sizes, 100)[0] == 60
+
+
+@pytest.mark.proves("F2")
+def test_in_a_talk_messages_near_better_ones_count_more() -> None:
+    """F2: the results of an agent at work are too long to raise each other."""
+    scores = {30: 1.0, 31: 0.85, 60: 0.9}
+    assert 30 // STRETCH == 31 // STRETCH
+
+    assert rank(scores, SIZES, (), is_talk=True) == [30, 31, 60]
+    assert rank(scores, SIZES, ()) == [30, 60, 31]
 
 
 @pytest.mark.proves("F2")

@@ -65,20 +65,20 @@ def test_a_question_tells_whose_messages_it_is_about(
     ],
 )
 def test_messages_of_whom_a_question_is_about_come_first(question: str, first: int) -> None:
-    assert next(ranked(session(question), 1_000, weighs_tellers=True)) == first
+    assert next(ranked(session(question), 1_000, is_talk=True)) == first
 
 
 @pytest.mark.proves("F2")
 def test_who_asks_matters_neither_to_an_agent_at_work_nor_where_a_speaker_is_named() -> None:
     assert next(ranked(session("Where is my lantern?"), 1_000)) == OF_AGENT
     named = session("Where is my lantern, Marta?", Speaker({OF_AGENT}, {OF_AGENT // 6: OF_AGENT}))
-    assert next(ranked(named, 1_000, weighs_tellers=True)) == OF_AGENT
-    assert WISH_OF_USER not in [*ranked(named, 1_000, weighs_tellers=True)]
+    assert next(ranked(named, 1_000, is_talk=True)) == OF_AGENT
+    assert WISH_OF_USER not in [*ranked(named, 1_000, is_talk=True)]
 
 
 @pytest.mark.proves("F2")
 def test_a_wish_of_the_user_for_every_answer_counts_for_any_question() -> None:
-    ordinals = [*ranked(session("Which lantern burns?"), 1_000, weighs_tellers=True)]
+    ordinals = [*ranked(session("Which lantern burns?"), 1_000, is_talk=True)]
 
     assert WISH_OF_USER in ordinals[:3]
     assert WISH_OF_AGENT not in ordinals

@@ -4,14 +4,17 @@ from typing import Final
 
 FUNCTION_WORDS: Final = frozenset(
     (
-        "a about above after again against all also am an and any are as at be because been before "
-        "being below between both but by can could did do does doing down during each either else "
-        "ever few for from further get had has have having he her here hers herself him himself "
-        "his how i if in into is it its itself just let like may me might more most much must my "
-        "myself no nor not now of off on once one only or other our ours ourselves out over own "
-        "same shall she should so some such than that the their theirs them themselves then there "
-        "these they this those through to too under until up upon us very was we were what when "
-        "where which while who whom whose why will with would yes yet you your yours yourself "
+        "a about above across after again against all along alongside also although am among an "
+        "and any are around as at be because been before behind being below beneath beside "
+        "besides between beyond both but by can could despite did do does doing down during each "
+        "either else ever except few for from further get had has have having he her here hers "
+        "herself him himself his how however i if in instead into is it its itself just let like "
+        "may me might more most much must my myself no nor not now of off on once one only onto "
+        "or other our ours ourselves out over own per regarding same shall she should since so "
+        "some such than that the their theirs them themselves then there therefore these they "
+        "this those though through throughout till to together too toward towards under unless "
+        "unlike until up upon us very via was we were what when where whereas whether which while "
+        "who whom whose why will with within without would yes yet you your yours yourself "
         "yourselves "
         # What a question asks for more generally than an answer says it.
         "aspect aspects different kind kinds many several thing things various "

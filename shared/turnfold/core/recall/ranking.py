@@ -7,7 +7,7 @@ messages away: an answer is also found by the words of its question. Long messag
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, repeat
+from itertools import repeat
 from math import log
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -47,6 +47,13 @@ SPARED: Final = 1.5
 that is chosen: beside long results of tools that hold every word, say."""
 AROUND: Final = 0.1
 """The weight of a match in the stretches around a place, beside one in the message itself."""
+MOST_TOGETHER: Final = 150
+"""Only among so many of the best messages does a stretch matter."""
+TOGETHER: Final = tuple(1.15**better for better in range(STRETCH))
+"""The factor for a message of a talk by the number of better ones in its stretch.
+
+Beside a quoted one, it also needs no heading.
+"""
 
 Matches = Sequence[int]
 """The positions of the messages that a lookup matches, newest first."""
@@ -136,22 +143,36 @@ def score(
 
 
 def rank(
-    scores: Mapping[int, float], tokens: Sequence[int], speakers: Sequence[Speaker]
+    scores: Mapping[int, float],
+    tokens: Sequence[int],
+    speakers: Sequence[Speaker],
+    *,
+    is_talk: bool = False,
 ) -> list[int]:
-    """Return the ordinals of the best messages, best first, the newest of equals first.
+    """Return the ordinals of the best messages by score and length, the newest of equals first.
 
-    Scores are divided by a power of the lengths of their messages.
+    In a talk, messages of one stretch raise each other: an answer often stands in several.
     """
     # In lists: a dictionary of values takes four times as long. Sorting is stable: of equal values
-    # the newest stays first.
-    ordinals = sorted(scores, reverse=True)
+    # the newest stays first. A message that is never recalled has no tokens.
+    ordinals = [ordinal for ordinal in sorted(scores, reverse=True) if tokens[ordinal]]
     values = [scores[ordinal] * LENGTH_FACTORS[tokens[ordinal]] for ordinal in ordinals]
     if speakers:
         values = times_speakers(values, ordinals, speakers, len(tokens))
-    best = sorted(range(len(values)), key=values.__getitem__, reverse=True)
-    # A message that is never recalled has no tokens.
-    recallable = (ordinals[place] for place in best if tokens[ordinals[place]])
-    return list(islice(recallable, MOST_RANKED))
+    best = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:MOST_RANKED]
+    if is_talk:
+        _raise_together(values, ordinals, best[:MOST_TOGETHER])
+        best.sort(key=values.__getitem__, reverse=True)
+    return [ordinals[place] for place in best]
+
+
+def _raise_together(values: list[float], ordinals: Sequence[int], best: Iterable[int]) -> None:
+    """Raise the values at the best places by the number of better ones in their stretches."""
+    better: defaultdict[int, int] = defaultdict(int)
+    for place in best:
+        stretch = ordinals[place] // STRETCH
+        values[place] *= TOGETHER[better[stretch]]
+        better[stretch] += 1
 
 
 def times_speakers(

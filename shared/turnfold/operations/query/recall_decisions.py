@@ -253,8 +253,8 @@ def _chosen(session: SearchedSession, moment: RecallMoment, asked: frozenset[Nam
     room = ReadingRoom(session, moment.shown, int(MORE_READ * (moment.room - FRAME_TOKENS)))
     newest = islice(range(known - 1, -1, -1), MOST_FILLED)
     # An agent at work needs what its tools returned, whoever asks.
-    weighs_tellers = not moment.share_of_quotes
-    best = ranked(session, room.tokens, lambda: room.share_left, weighs_tellers=weighs_tellers)
+    is_talk = not moment.share_of_quotes
+    best = ranked(session, room.tokens, lambda: room.share_left, is_talk=is_talk)
     for ordinal in chain(best, newest):
         room.take(ordinal)
         if room.share_left < LEAST_LEFT:
@@ -268,15 +268,15 @@ def ranked(
     room: int,
     share_left: Callable[[], float] = lambda: 1.0,
     *,
-    weighs_tellers: bool = False,
+    is_talk: bool = False,
 ) -> Iterator[int]:
     """Yield the ordinals of matching messages, best first, up to this many tokens.
 
     In a short session, words similar to the question's count, too, and words that the best messages
     share rank the later ones: both find messages with other words than the question's. The latter
-    are looked up only if a share of the room is left by then. A question without a named speaker
-    may be about who asks it, or about the agent: then their messages come first, if it
-    `weighs_tellers`. With it, the user's wishes for every answer count for any such question.
+    are looked up only if a share of the room is left by then. In a talk, without an agent at work,
+    a question without a named speaker may be about who asks it, or about the agent: then their
+    messages come first. The user's wishes for every answer count for any such question.
     """
     number, tokens = len(session.positions), session.tokens
     if session.masks is None:
@@ -285,16 +285,16 @@ def ranked(
         scores = score_masks(session.masks, tokens, number, room, session.speakers)
         similar = session.look_up(similar_lookups(session.question), MOST_PLACES_OF_ADDED)
         add_words(scores, similar, number, SIMILAR)
-        if weighs_tellers and not session.speakers:
+        if is_talk and not session.speakers:
             [holders] = session.look_up([WISHES], MOST_PLACES)
             add_wishes(scores, holders, session.is_own, number)
     is_about_agent = session.question.is_about_agent
 
     def ordered() -> list[int]:
-        if is_about_agent is None or not weighs_tellers or session.speakers:
-            return rank(scores, tokens, session.speakers)
-        told = times_teller(scores, session.is_own, is_about_agent=is_about_agent)
-        return rank(told, tokens, ())
+        told: Mapping[int, float] = scores
+        if is_about_agent is not None and is_talk and not session.speakers:
+            told = times_teller(scores, session.is_own, is_about_agent=is_about_agent)
+        return rank(told, tokens, session.speakers, is_talk=is_talk)
 
     best = ordered()
     first = best[:FIRST_RANKED]
