@@ -262,7 +262,9 @@ async def test_a_block_of_a_version_is_decided_again_if_a_restoration_brings_the
 ) -> None:
     await stores.ingest(*turns(10, 30))
     await write_versions(stores)
-    await stores.ingest(*turns(40, 15), turn(60, user("question 12 and question 32?")))
+    # So long that its window shows fewer of them once they are live again.
+    long = [turn(seq, user(f"question {seq}"), assistant("so " * 60)) for seq in range(40, 55)]
+    await stores.ingest(*long, turn(60, user("question 12 and question 32?")))
     await indexed(stores)
     asker = Asker(stores)
     before = block_of(await asker.told(max_tokens=800))

@@ -260,7 +260,33 @@ def test_no_message_that_must_stay_is_cut_to_make_room_for_recall() -> None:
     made = plan(session.stored, asked, BALANCED)
 
     assert request in [text(message) for message in parsed(session.rendered(made))]
-    assert made.tokens <= 650
+    assert made.tokens <= 660
+
+
+@pytest.mark.proves("W11", "F2")
+@pytest.mark.parametrize(
+    ("instructions", "answer", "is_whole"), [(1_300, 60, True), (1_000, 500, False)]
+)
+def test_room_for_recall_never_costs_the_newest_answer(
+    instructions: int, answer: int, *, is_whole: bool
+) -> None:
+    session = history(
+        [
+            system(words(instructions)),
+            *[one for at in range(9) for one in talk(at)],
+            user("So?"),
+            assistant(words(answer)),
+        ],
+        summary="They spoke.",
+        covered=40,
+    )
+    asked = WindowRequest(budget_tokens=2_000, recall_share=0.65)
+
+    made = plan(session.stored, asked, BALANCED)
+
+    assert made.account.folded
+    assert forms(made)[shown(made)[-1]].is_whole is is_whole
+    assert shown(made)[-2:] == ["e20#0", "e21#0"]
 
 
 @pytest.mark.proves("W4", "W9")

@@ -84,6 +84,7 @@ class WindowBuilder:
         self.next_trim = 0
         self.trimmed_to = 0
         self.looked_at = 0
+        self.budget_tokens = limits.tokens
         self.soft_tokens = int(policy.soft_ratio * limits.tokens)
         self.waste_tokens = int(WASTE_RATIO * limits.tokens)
         self.large_waste_tokens = int(LARGE_WASTE_RATIO * limits.tokens)

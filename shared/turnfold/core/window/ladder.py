@@ -16,7 +16,7 @@ from turnfold.core.window.forms import (
     cut_characters,
     cut_within,
 )
-from turnfold.core.window.leveling import keep_longer_cut, level_sizes
+from turnfold.core.window.leveling import keep_longer_cut, keep_newest, level_sizes
 from turnfold.core.window.protected import (
     cap_unseen,
     is_worth_folding,
@@ -190,7 +190,7 @@ def _cut_or_leave_out(window: WindowBuilder, target: int) -> Callable[[BlockView
     """Return what leaves a block out, or returns True if shortening it was enough."""
 
     def stays(block: BlockView) -> bool:
-        if keep_longer_cut(window, block, target):
+        if keep_longer_cut(window, block, target) or keep_newest(window, block, target):
             return True
         window.leave_out(block)
         return False

@@ -10,6 +10,9 @@ from turnfold.core.window.views import BlockView, MessageView
 LEVEL_STEP_TOKENS: Final = 4
 """The least tokens by which the length falls when it is lowered again."""
 
+NEWEST_SHARE: Final = 0.2
+"""The newest block keeps this share of what a trim leaves, if it has so many tokens."""
+
 
 def keep_longer_cut(window: WindowBuilder, block: BlockView, target: int) -> bool:
     """Shorten the longest parts of a block until the window just meets its target.
@@ -22,6 +25,18 @@ def keep_longer_cut(window: WindowBuilder, block: BlockView, target: int) -> boo
     if sum([block.tokens for block in blocks]) - excess <= window.waste_tokens:
         return False
     return level(window, blocks, target, least=LEAST_ARGUMENTS_TOKENS)
+
+
+def keep_newest(window: WindowBuilder, block: BlockView, target: int) -> bool:
+    """Shorten the newest block if the window fits with it; return whether it stays.
+
+    Room for later messages or recall is not worth the answer to the newest request, which would
+    seem unanswered.
+    """
+    if block is not window.blocks[-1] or window.total > window.budget_tokens:
+        return False
+    level(window, [block], target, least=int(NEWEST_SHARE * window.limits.tokens))
+    return True
 
 
 def level(window: WindowBuilder, blocks: Sequence[BlockView], target: int, *, least: int) -> bool:
