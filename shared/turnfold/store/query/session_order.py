@@ -21,8 +21,7 @@ from turnfold.store.database.predicates import in_range, of_messages
 from turnfold.store.database.schema import marked_lines, messages
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
-CHARACTERS_PER_TOKEN = 4
-"""About the characters of a token of English text."""
+CHARACTERS_PER_TOKEN = 4  # of English text
 LOOKUP_BYTES, SAID_BYTES = 400, 64
 """About how many bytes a known lookup takes besides its mask, and a message of a speaker."""
 MOST_NAME_WORDS, MOST_SPEAKERS = 4, 1_000
@@ -204,9 +203,9 @@ class SessionOrder:
     it is known for, `places` and `newest_places` the same of a long session, and `newest` and
     `marks` the words and the marked lines of the newest messages, which are too many for the event
     loop's thread if it `has_many_lines`. `new_bodies` are of the messages from `new_from` on, which
-    were read last, without long ones; of many, none.
-    Mutable: messages that arrived since are appended. `changes` are counters of the session that
-    retractions and moved events change; others make it void.
+    were read last, without long ones; of many, none. Mutable: messages that arrived since are
+    appended. `changes` are counters of the session that retractions and moved events change; others
+    make it void.
     """
 
     changes: tuple[int, ...] = ()
