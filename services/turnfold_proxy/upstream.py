@@ -124,7 +124,8 @@ class _ProviderStream(httpcore.AsyncNetworkStream):
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         """Return bytes that have arrived, first those that came early."""
         early, self._early = bytes(self._early), bytearray()
-        return early or await self._stream.read(max_bytes, timeout)
+        # Once sending has failed, the stream does not tell again that its other side had ended.
+        return early if early or self._has_ended else await self._stream.read(max_bytes, timeout)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Send bytes; if that fails, httpcore reads whether there is an answer."""

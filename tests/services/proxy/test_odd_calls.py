@@ -382,14 +382,18 @@ async def test_a_length_that_is_void_cuts_no_answer_off(
 
 
 @pytest.mark.proves("G10")
-async def test_a_provider_may_answer_before_the_end_of_a_long_call_and_close() -> None:
+@pytest.mark.parametrize("header", [b"content-length: 34", b"connection: close"])
+async def test_a_provider_may_answer_before_the_end_of_a_long_call_and_close(header: bytes) -> None:
     """It refuses a call that is too long; the caller learns why."""
     refusal = b'{"error": {"message": "too long"}}'
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 413 X\r\ncontent-length: %d\r\n\r\n" % len(refusal))
-        writer.write(refusal)
+        writer.write(b"HTTP/1.1 413 X\r\n%b\r\n\r\n%b" % (header, refusal))
+        if header == b"connection: close":
+            # The end of the answer has to arrive before the reset.
+            writer.write_eof()
+            await asyncio.sleep(0.2)
         writer.close()
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
