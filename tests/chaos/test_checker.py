@@ -64,7 +64,7 @@ DAMAGES = {
     "messages are still pending": (
         f"UPDATE compactions SET status = 'pending', is_covered = 0 WHERE compaction_id = {NEWEST}"
     ),
-    "still pending": (
+    ": still pending": (
         f"UPDATE compactions SET status = 'pending', is_covered = 0 WHERE compaction_id = {NEWEST}"
     ),
     "lies outside its span": (

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_streams() -> None:
-    """Open closed standard streams on the null device."""
+    """Open the null device in place of each standard stream that is closed."""
     nowhere = Path(os.devnull)
     # In this order, each file gets the descriptor of its stream, because it is the lowest free one.
     sys.stdin = sys.stdin or nowhere.open()

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from turnfold.access.identity import INBOX, NATS_SCHEMES, Identity
 from turnfold.errors import NotAllowed, StartError
-from turnfold.settings.urls import has_host
+from turnfold.settings.urls import HOST_RULE, has_host
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -38,8 +38,7 @@ def servers_of(url: str) -> list[str]:
         if not is_nats or not has_host(server if scheme else f"nats://{server}"):
             raise StartError(
                 f"{without_password(server)!r} is not a NATS address; it must begin with"
-                f" {' or '.join(f'{name}://' for name in NATS_SCHEMES)}, and name a host and a"
-                " valid port, if any"
+                f" {' or '.join(f'{name}://' for name in NATS_SCHEMES)}, and {HOST_RULE}"
             )
     return servers
 

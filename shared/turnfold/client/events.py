@@ -123,7 +123,7 @@ def turn_event(  # noqa: PLR0913  # the event has these fields
     try:
         elements_shape(shape or Shape.CHAT, list(messages))
     except BadEvent as error:
-        raise BadRequest(f"a message cannot be stored: {error}") from error
+        raise BadRequest(f"the turn cannot be stored: {error.detail}") from error
     return _event(
         TURN_COMPLETED,
         key,

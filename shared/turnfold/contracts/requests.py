@@ -104,14 +104,14 @@ class ContextFields(FreshRequest):
         ),
     ] = None
     system_tokens: Annotated[
-        Tokens, Field(description="The agent's own system text, subtracted from a derived budget.")
+        Tokens, Field(description="Tokens of the agent's system text, taken off a derived budget.")
     ] = 0
     tools_tokens: Annotated[
-        Tokens, Field(description="Definitions of tools, subtracted from a derived budget.")
+        Tokens, Field(description="Tokens of the tools' definitions, taken off a derived budget.")
     ] = 0
     max_output_tokens: Annotated[
         Tokens | None,
-        Field(description="The answer, subtracted from a derived budget; default: the policy's."),
+        Field(description="Tokens of the answer, taken off a derived budget; default: policy."),
     ] = None
     max_messages: Annotated[
         int | None,
@@ -142,7 +142,7 @@ class ContextFields(FreshRequest):
     ] = None
     etag: Annotated[
         str | None,
-        Field(description="An earlier answer's; if nothing has changed: `not_modified`."),
+        Field(description="That of an earlier answer; `not_modified` is returned if it holds."),
     ] = None
     as_of: Annotated[Moment | None, Field(description=AS_OF)] = None
     entries: Annotated[

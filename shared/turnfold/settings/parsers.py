@@ -15,7 +15,7 @@ from turnfold.access.identity import NATS_SCHEMES
 from turnfold.contracts.subjects import id_fault
 from turnfold.core.policy.allowance import is_model_pattern
 from turnfold.core.policy.presets import PRESETS, Mode
-from turnfold.settings.urls import has_host, is_database_address, is_http_url
+from turnfold.settings.urls import HOST_RULE, has_host, is_database_address, is_http_url
 
 Checked = TypeVar("Checked")
 
@@ -154,10 +154,7 @@ def _url(
                 )
             # Without the text, which may hold a part of a password.
             if not has_address(url):
-                raise ValueError(
-                    "must name a host, and a port, if any, from 1 to 65535; in a user name or"
-                    " password, write special characters as in %40 for @"
-                )
+                raise ValueError(f"must {HOST_RULE}")
         return text
 
     return read

@@ -6,6 +6,10 @@ from urllib.parse import unquote, urlsplit
 
 HTTP_SCHEMES = ("http", "https")
 MAX_PORT = 65_535
+HOST_RULE = (
+    "name a host, and a port, if any, from 1 to 65535; in a user name or password, write special"
+    " characters as in %40 for @"
+)
 # As SQLAlchemy reads it: the first "@" ends a password.
 _DATABASE_ADDRESS = re.compile(
     r"(?:[^:/]*(?::[^@]*)?@)?(?:\[[^/?]+\]|[^/:?@]+)?(?::(?P<port>\d{1,5}))?(?:[/?]|$)", re.ASCII
