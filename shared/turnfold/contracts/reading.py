@@ -36,8 +36,8 @@ _ESCAPES = re.compile(
 )
 """Escapes of JSON, so that none begins within another; the group is half a pair of surrogates."""
 
-_ABOUT_INPUT = re.compile(r"\b[A-Z]\w+ should\b")
-_ABOUT_PARSING = re.compile("^Value error, |, unable to parse .*")
+_ABOUT_INPUT = re.compile(r"^[A-Z]\w+ should\b")
+_ABOUT_PARSING = re.compile(r"^Value error, |, unable to parse string as an? \w+$")
 
 
 def read_request(shape: type[Shape], body: bytes) -> Shape:
@@ -121,6 +121,8 @@ def plain_words(message: str) -> str:
 
     >>> plain_words("Input should be a valid integer, unable to parse string as an integer")
     'must be a valid integer'
+    >>> plain_words("'Nobody should' is not one of 'live', 'pending'")
+    "'Nobody should' is not one of 'live', 'pending'"
     """
     return _ABOUT_PARSING.sub("", _ABOUT_INPUT.sub("must", message))
 
