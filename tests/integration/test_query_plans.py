@@ -19,6 +19,7 @@ from tests.store_fixtures import (
     Stores,
     assistant,
     new_sqlite,
+    reported,
     result,
     retracted,
     sql_stores,
@@ -52,6 +53,7 @@ GROWING = (
     "outbox",
     "dead_letters",
     "usage_reports",
+    "retracted_messages",
 )
 OTHERS = [SessionKey(AgentId("ada"), SessionId(f"other-{number}")) for number in range(3)]
 
@@ -374,6 +376,19 @@ async def test_a_factor_is_learnt_from_the_newest_reports_alone(watched: Watched
     assert re.search(
         r"SEARCH between USING PRIMARY KEY \(sid=\? AND position>\? AND position<\?\)", steps
     )
+
+
+@pytest.mark.proves("G1", "L8")
+async def test_a_report_reads_only_the_retractions_after_its_answer(watched: Watched) -> None:
+    await watched.stores.ingest(turn(9_200, user("q"), assistant("a"), event_id="a"))
+    watched.begin()
+
+    usage = {"prompt_tokens": 120_000}
+    await watched.stores.ingest(reported(9_201, "m", usage=usage, message_id="a#1"))
+
+    assert watched.scans() == []
+    steps = [step for step, sql in watched.plans() if "FROM retracted_messages" in sql]
+    assert any("ix_retracted_messages_seq (sid=? AND retracted_seq>?)" in step for step in steps)
 
 
 @pytest.mark.proves("I7", "L8")

@@ -14,9 +14,13 @@ def upgrade() -> None:
     op.add_column("usage_reports", sa.Column("answer_position", BIG))
     op.execute("UPDATE usage_reports SET answer_position = position")
     op.create_index("ix_usage_reports_answer", "usage_reports", ["sid", "answer_position"])
+    # Otherwise each report would read all that was ever retracted in its session.
+    columns = ["sid", "retracted_seq", "position"]
+    op.create_index("ix_retracted_messages_seq", "retracted_messages", columns)
 
 
 def downgrade() -> None:
     """Remove it. Reports that named a stored answer wait for it again."""
+    op.drop_index("ix_retracted_messages_seq", "retracted_messages")
     op.drop_index("ix_usage_reports_answer", "usage_reports")
     op.drop_column("usage_reports", "answer_position")

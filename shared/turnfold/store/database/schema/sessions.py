@@ -319,6 +319,8 @@ retracted_messages = Table(
         sqlite_where=text("tool_call_id IS NOT NULL"),
         postgresql_where=text("tool_call_id IS NOT NULL"),
     ),
+    # Learning: the first message of each later retraction.
+    Index("ix_retracted_messages_seq", "sid", "retracted_seq", "position"),
     sqlite_with_rowid=False,
 )
 """The originals of retracted messages, with the columns of `messages`.

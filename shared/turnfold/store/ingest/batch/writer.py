@@ -345,7 +345,7 @@ class BatchWriter:
         session.live_tokens += recounted.live_tokens - counted.live_tokens
         session.rounds = max(0, session.rounds + recounted.rounds - counted.rounds)
         session.revision += 1
-        judge_reports(connection, session.key.agent_id, span.sid, 0)
+        judge_reports(connection, session.key.agent_id, span.sid, first)
         # For live messages too: orders of sessions are cached with their positions.
         session.evicted_changes += 1
         note_unindexed(session, first)
