@@ -7,6 +7,8 @@ import pytest
 
 from tests.contract.query.test_recall import FACT, QUESTION, Asker, Json, block_of, long_ago
 from tests.store_fixtures import KEY, NOON, Stores, assistant, retracted, tool, turn, user
+from turnfold.errors import Unavailable
+from turnfold.operations.query.context import MOST_MOVES
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.query.window import SqlWindowStore
 
@@ -95,17 +97,17 @@ async def test_a_window_whose_session_is_erased_meanwhile_is_answered_without_a_
 
 
 class ChangedMeanwhile(SqlWindowStore):
-    """Windows of a session that an event changes between its window and its block."""
+    """Windows of a session that events change, each between a window and its block."""
 
-    def __init__(self, stores: Stores, event: DecodedEvent) -> None:
+    def __init__(self, stores: Stores, *events: DecodedEvent) -> None:
         super().__init__(stores.database)
-        self.stores, self.event, self.reads = stores, event, 0
+        self.stores, self.events, self.reads = stores, list(events), 0
 
     async def window(self, *given: Any, **more: Any) -> Any:
         read = await super().window(*given, **more)
         self.reads += 1
-        if self.reads == 1:
-            await self.stores.ingest(self.event)
+        if self.events:
+            await self.stores.ingest(self.events.pop(0))
         return read
 
 
@@ -128,3 +130,16 @@ async def test_a_window_is_read_again_if_its_session_changed_before_its_block_wa
     now = before if reads == 1 else after
     assert windows.reads == reads
     assert (told["etag"], told["messages"]) == (now["etag"], now["messages"])
+
+
+@pytest.mark.proves("F2", "X6")
+async def test_a_window_of_a_session_that_changes_all_the_time_is_refused_in_the_end(
+    stores: Stores,
+) -> None:
+    await long_ago(stores, *[assistant("So.")] * 30, user(QUESTION))
+    windows = ChangedMeanwhile(stores, *[retracted(50 + n, f"e40#{n}") for n in range(30)])
+
+    with pytest.raises(Unavailable, match="changes too fast"):
+        await Asker(replace(stores, windows=windows)).told(max_tokens=600)
+
+    assert windows.reads == MOST_MOVES + 1

@@ -20,6 +20,7 @@ from turnfold.core.window.rendering.character_limit import (
 from turnfold.core.window.rendering.entries import stored_positions
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.rendering.shaped import render_shaped
+from turnfold.errors import Unavailable
 from turnfold.messages import SessionKey, Shape
 from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.query.environment import MESSAGE_BYTES, ContextReply, QueryEnvironment
@@ -35,6 +36,9 @@ from turnfold.operations.query.window_json import Originals, window_json
 from turnfold.operations.query.window_recall import with_recall
 from turnfold.ports.query import WindowStore
 from turnfold.ports.recall import SessionMoved
+
+MOST_MOVES = 20
+"""A session that changes more often while one window of it is read is answered no more."""
 
 
 class IngestSignal(Protocol):
@@ -62,13 +66,13 @@ async def context(
     Raises:
         BadRequest: the session has no such version or message, or `as_of` is no time.
         CannotFit: no window is that small; the error names the smallest budget that works.
-        Unavailable: the database cannot be read now.
+        Unavailable: the database cannot be read now, or the session changes all the time.
         TooLargeHere: the lane builds windows of this session; the wait is over.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + request.wait_seconds
     moment = None if request.as_of is None else parse_as_of(request.as_of)
-    chars_per_token = 1.0
+    chars_per_token, moves = 1.0, 0
     while True:
         patience, began = deadline - loop.time(), time.perf_counter()
         reading = WindowReading(
@@ -92,6 +96,8 @@ async def context(
                     planned = await with_recall(chosen, reading, store, environment.recall, bodies)
                 except SessionMoved:
                     # The etag names the state of the window, and one state has one block.
+                    if (moves := moves + 1) > MOST_MOVES:
+                        raise Unavailable("the session changes too fast; try again") from None
                     continue
                 rendered = _rendered(planned, bodies)
                 if limit and (characters := _characters(planned, rendered)) > limit:
