@@ -373,11 +373,12 @@ class SessionLookups:
         """Return the newest positions of each lookup."""
         kept = self.order.newest_places
         known = self._taken(kept, _NO_PLACES, lookups)
-        # A window of the past needs as many before its end.
+        # A window of the past needs as many before its end. Before a late first message, nothing is
+        # indexed in order, but the index holds later messages.
         missing = [
             lookup
             for lookup, (held, messages) in known.items()
-            if messages != self.indexed or (held and held[0] >= self.words.until)
+            if not messages or messages != self.indexed or (held and held[0] >= self.words.until)
         ]
         found = self.words.newest(missing, NEWEST_PLACES) if missing else ()
         for lookup, positions in zip(missing, found, strict=True):
