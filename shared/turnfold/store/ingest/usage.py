@@ -283,8 +283,8 @@ def _answer_of(connection: Connection, agent_id: str, report: ReportRow) -> int:
 def judge_reports(connection: Connection, agent_id: str, sid: int, since: int) -> None:
     """Decide which reports about answers from a position on teach: a function of the stream.
 
-    Of several about one answer, the first one does. None does if a message before the answer was
-    retracted after it: the report counted it, and the next one does not.
+    Of several about one answer, the first one does. None does if the answer or a message before
+    it was retracted later: only one of two reports counted that message.
     """
     changed: list[tuple[str, int, int]] = []
     reports = _SINCE.rows(connection, sid, since)
