@@ -79,7 +79,7 @@ class RecallStore(Protocol):
         is what the session must still have; see `SessionSnapshot.changes`.
 
         Raises:
-            SessionMoved: it has others.
+            SessionMoved: the session has had other changes.
             Unavailable: the database cannot be read now.
         """
         ...

@@ -218,14 +218,14 @@ _WAITING = Prepared(
     ),
     ("of_sid", "since"),
 )
-_SINCE = Prepared(
+_ABOUT = Prepared(
     select(usage_reports.c.answer_position, usage_reports.c.position, usage_reports.c.agent_id)
     .where(
         usage_reports.c.sid == bindparam("of_sid"),
-        usage_reports.c.answer_position >= bindparam("since"),
+        usage_reports.c.answer_position.between(bindparam("since"), bindparam("until")),
     )
     .order_by(usage_reports.c.answer_position, usage_reports.c.position),
-    ("of_sid", "since"),
+    ("of_sid", "since", "until"),
 )
 _RETRACTED = Prepared(
     select(
@@ -268,7 +268,9 @@ def place_reports(connection: Connection, agent_id: str, sid: int, seq: int) -> 
     places = [_answer_of(connection, agent_id, report) for report in reports]
     rows = [(place, sid, report.position) for place, report in zip(places, reports, strict=True)]
     _PLACED.run(connection, rows)
-    judge_reports(connection, agent_id, sid, min(places, default=END_POSITION))
+    if places:
+        # Not those about later answers: each report may name the first one of a long session.
+        judge_reports(connection, agent_id, sid, min(places), max(places))
 
 
 def _answer_of(connection: Connection, agent_id: str, report: ReportRow) -> int:
@@ -280,21 +282,24 @@ def _answer_of(connection: Connection, agent_id: str, report: ReportRow) -> int:
     return int(rows[0][0]) if rows else report.position
 
 
-def judge_reports(connection: Connection, agent_id: str, sid: int, since: int) -> None:
-    """Decide which reports about answers from a position on teach: a function of the stream.
+def judge_reports(
+    connection: Connection, agent_id: str, sid: int, since: int, until: int = END_POSITION
+) -> None:
+    """Decide which reports about answers at these positions teach: a function of the stream.
 
     Of several about one answer, the first one does. None does if the answer or a message before
     it was retracted later: only one of two reports counted that message.
     """
     changed: list[tuple[str, int, int]] = []
-    reports = _SINCE.rows(connection, sid, since)
+    reports = _ABOUT.rows(connection, sid, since, until)
     retracted = _RETRACTED.rows(connection, sid, since // MESSAGES_PER_EVENT) if reports else ()
-    parts, until, known = iter(retracted), 0, None
+    parts, counted_until, known = iter(retracted), 0, None
     part = next(parts, None)
     for answer, position, by in reports:
         while part is not None and part[0] <= answer:
-            until, part = max(until, position_of(part[1], 0)), next(parts, None)
-        teacher = agent_id if answer >= until and answer != known else TEACHES_NONE
+            counted_until = max(counted_until, position_of(part[1], 0))
+            part = next(parts, None)
+        teacher = agent_id if answer >= counted_until and answer != known else TEACHES_NONE
         known = answer
         if teacher != by:
             changed.append((teacher, sid, position))
