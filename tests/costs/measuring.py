@@ -114,7 +114,7 @@ def _seconds(build: Build, size: int, clock: Callable[[], float]) -> float:
 
 
 def _cache_clears() -> Iterator[Callable[[], Any]]:
-    """What empties the caches of our functions, those of services too."""
+    """The calls that empty the caches of our functions, those of services too."""
     for name, module in list(sys.modules.items()):
         if name.startswith("turnfold"):
             for value in list(vars(module).values()):

@@ -128,7 +128,7 @@ class Subject:
         return build_window(self.stored.stored, self.asked(question), POLICIES[question.policy])
 
     def asked(self, question: Question) -> WindowRequest:
-        """What the service asks for: with recall, the share that it keeps free."""
+        """The request that the service makes: with recall, it keeps a share free."""
         if not question.asked.recall_share:
             return question.asked
         share = share_for_recall(
