@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.histories import History, Said, assistant, history, tool, user, words
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.budget_shares import WindowLimits
+from turnfold.core.window.budget_shares import WindowLimits, WindowLimitsByActivity
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.forms import (
     STAND_IN_TOKENS,
@@ -97,7 +97,8 @@ def grown(
         placement=Placement.SEPARATE,
         pending={row.compaction_id: row for row in stored.pending},
     )
-    window = WindowBuilder(limits, policy, prefix, tells_omitted=tells_omitted)
+    by_activity = WindowLimitsByActivity(limits, limits)
+    window = WindowBuilder(by_activity, policy, prefix, tells_omitted=tells_omitted)
     window.extend(stored.messages)
     return window, limits.target_tokens
 

@@ -26,7 +26,7 @@ from turnfold.core.window.window import (
 from turnfold.errors import CannotFit
 from turnfold.messages import Role
 from turnfold.operations.query.recall_decisions import RecallWish
-from turnfold.operations.query.recall_room import room_for_recall, share_for_recall
+from turnfold.operations.query.recall_room import room_for_recall
 
 FULL, DEFAULT = Policy(low_water_ratio=1.0), Policy()
 POLICIES = {
@@ -114,7 +114,7 @@ class Subject:
         Raises:
             CannotFit: as the service says it.
         """
-        stored, policy, asked = self.stored.stored, POLICIES[question.policy], self.asked(question)
+        stored, policy, asked = self.stored.stored, POLICIES[question.policy], question.asked
         window = self.window(question)
         made = to_plan(window, stored, asked)
         room = room_for_recall(window, policy, RecallWish(), stored.factor)
@@ -125,16 +125,7 @@ class Subject:
 
     def window(self, question: Question) -> WindowBuilder:
         """The window before its block is added."""
-        return build_window(self.stored.stored, self.asked(question), POLICIES[question.policy])
-
-    def asked(self, question: Question) -> WindowRequest:
-        """The request that the service makes: with recall, it keeps a share free."""
-        if not question.asked.recall_share:
-            return question.asked
-        share = share_for_recall(
-            POLICIES[question.policy], self.stored.stored.messages, is_asked=False
-        )
-        return replace(question.asked, recall_share=share)
+        return build_window(self.stored.stored, question.asked, POLICIES[question.policy])
 
     def faults(self, question: Question, made: WindowPlan, rendered: Rendered) -> list[str]:
         """All that is wrong with a window."""
@@ -352,7 +343,6 @@ def steadiness(before: Subject, after: Subject, question: Question, tally: Tally
     known = {None, *old_texts.message_ids, newest.message_id, *[one.message_id for one in waited]}
     if back := [one for one in new_texts.message_ids if one not in known]:
         found.append(f"L11: {back} came back")
-    budget = question.asked.budget_tokens
     grown = (
         after.most_tokens
         - before.most_tokens
@@ -362,8 +352,7 @@ def steadiness(before: Subject, after: Subject, question: Question, tally: Tally
     grown += sum(one.tokens for one in waited) * after.sitting.factor
     if (
         question.asked.max_messages is None
-        and budget is not None
-        and grown <= int((1 - after.asked(question).recall_share) * budget)
+        and grown <= after.window(question).limits.arrival_tokens * after.sitting.factor
         and not newest.is_pending
     ):
         same = [

@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 
-from tests.histories import Said, assistant, history, tool, user
+from tests.histories import Said, assistant, history, plan, tool, user, words
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recall.block import LEAST_ROOM
+from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.window import WindowRequest, build_window
 from turnfold.operations.query.recall_decisions import RecallWish, deciding_message
 from turnfold.operations.query.recall_room import (
     QUOTES_AT_REQUEST,
-    is_at_work,
     room_for_recall,
-    share_for_recall,
     share_of_quotes,
 )
 
@@ -27,71 +26,76 @@ TYPED: list[Any] = [
     Said(user("<output>def run(): ...</output>"), is_meta=True),
 ]
 """An agent without tool calls: a program runs what it writes."""
+REMINDER = Said(user("It is Monday."), is_meta=True)
+
+
+def window(said: list[Any], **asked: Any) -> WindowBuilder:
+    values: dict[str, Any] = {"budget_tokens": 1_000, "recall_share": 0.5, **asked}
+    return build_window(history(said).stored, WindowRequest(**values), Policy())
+
+
+def share(said: list[Any], **asked: Any) -> float:
+    """The share of its budget that a window leaves free."""
+    limits = window(said, **asked).limits
+    return 1 - limits.arrival_tokens / limits.tokens
 
 
 @pytest.mark.proves("F2", "L11")
 def test_talk_leaves_more_room_for_recall_than_work() -> None:
     """Calls of the newest turn do not count, so that the beginning of its window stays."""
-    policy = Policy(recall_share=0.5)
+    shares = [share(said) for said in (TALK, [*TALK, *CALL], [*TALK, *CALL, user("Thanks.")])]
 
-    shares = [
-        share_for_recall(policy, history([*TALK, *more]).stored.messages, is_asked=False)
-        for more in ([], CALL, [*CALL, assistant("42."), user("Thanks.")])
-    ]
-
-    assert shares == pytest.approx([0.65, 0.65, 0.5])
+    assert shares == [0.65, 0.65, 0.5]
 
 
 @pytest.mark.proves("F2")
 def test_the_only_turn_of_a_session_is_taken_for_work() -> None:
     """An agent works on one task from its first request on, and needs its summary."""
-    policy = Policy(recall_share=0.5)
-
-    for said in (CALL, TALK[:1]):
-        assert share_for_recall(policy, history(said).stored.messages, is_asked=True) == 0.5
+    assert [share(said, is_asked=True) for said in (CALL, TALK[:1])] == [0.5, 0.5]
 
 
 @pytest.mark.proves("F2")
-def test_an_agent_whose_commands_a_program_runs_is_at_work_without_tool_calls() -> None:
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        pytest.param([*TYPED, user("Now the tests.")], (0.5, QUOTES_AT_REQUEST), id="a request"),
+        pytest.param(TYPED, (0.5, 1.0), id="its turn"),
+        pytest.param([*TALK, user("Thanks.")], (0.65, 0.0), id="talk"),
+        pytest.param([*TALK, REMINDER, user("Thanks.")], (0.65, 0.0), id="one of a program"),
+        pytest.param([*TALK, *TYPED[:-1], user("So?")], (0.65, 0.0), id="fewer than half"),
+        pytest.param([user("Hello."), *TYPED, user("So?")], (0.5, 0.0), id="half"),
+    ],
+)
+def test_an_agent_whose_commands_a_program_runs_is_at_work_without_tool_calls(
+    said: list[Any], expected: tuple[float, float]
+) -> None:
     """It needs names and figures for its next step; in talk, whole messages answer best."""
-    policy = Policy(recall_share=0.5)
-    asked = WindowRequest(budget_tokens=1_000, recall_share=0.5)
-
-    def shares(said: list[Any]) -> tuple[float, float]:
-        stored = history(said).stored
-        window = build_window(stored, asked, policy)
-        return (
-            share_for_recall(policy, stored.messages, is_asked=False),
-            share_of_quotes(window),
-        )
-
-    assert shares([*TYPED, user("Now the tests.")]) == (0.5, QUOTES_AT_REQUEST)
-    assert shares(TYPED) == (0.5, 1.0)
-    assert shares([*TALK, user("Thanks.")]) == pytest.approx((0.65, 0.0))
-
-
-@pytest.mark.proves("F2")
-def test_a_few_messages_of_programs_make_no_work_of_talk() -> None:
-    reminder = Said(user("It is Monday."), is_meta=True)
-
-    assert not is_at_work(history([*TALK, reminder]).stored.messages)
-    assert not is_at_work(history([*TALK, *TYPED[:-1]]).stored.messages)
-    assert is_at_work(history([user("Hello."), *TYPED]).stored.messages)
-    assert not is_at_work(())
+    assert (share(said), share_of_quotes(window(said))) == expected
 
 
 @pytest.mark.proves("F2")
 def test_a_request_with_its_own_query_leaves_more_room_in_talk() -> None:
-    talk = history(TALK).stored.messages
-
-    assert share_for_recall(Policy(recall_share=0.5), talk, is_asked=True) == pytest.approx(0.9)
+    assert share(TALK, is_asked=True) == pytest.approx(0.9, abs=0.002)
 
 
 def test_a_policy_without_recall_leaves_no_room() -> None:
-    assert (
-        share_for_recall(Policy(recall_share=0.0), history(TALK).stored.messages, is_asked=True)
-        == 0.0
-    )
+    assert share(TALK, recall_share=0.0, is_asked=True) == 0.0
+
+
+@pytest.mark.proves("L11", "F2")
+def test_a_session_that_begins_to_act_keeps_what_earlier_trims_left() -> None:
+    """A request after the first call changes the share for recall, but not the trims before it."""
+    said = [one for _ in range(20) for one in (user(words(20)), assistant(words(60)))]
+    acting = [*said, *CALL, assistant("42.")]
+
+    before, after = [
+        plan(
+            history(one).stored, WindowRequest(budget_tokens=1_000, recall_share=0.5), Policy()
+        ).positions
+        for one in (acting, [*acting, user("Thanks.")])
+    ]
+
+    assert after[:-1] == before
 
 
 @pytest.mark.proves("F2", "W14")
@@ -101,21 +105,19 @@ def test_a_block_within_a_turn_is_not_halved_by_its_next_step(budget: int, share
 
     Small windows are trimmed again before it is gone.
     """
-    asked = WindowRequest(budget_tokens=budget, recall_share=0.5)
-    window = build_window(history([*TALK, *CALL]).stored, asked, Policy())
+    grown = window([*TALK, *CALL], budget_tokens=budget)
 
-    room = room_for_recall(window, Policy(), RecallWish(), factor=1.0)
+    room = room_for_recall(grown, Policy(), RecallWish(), factor=1.0)
 
-    assert room == int(share * (budget - window.total))
+    assert room == int(share * (budget - grown.total))
 
 
 @pytest.mark.proves("F2")
 def test_a_room_that_holds_no_block_worth_its_frame_is_none() -> None:
-    asked = WindowRequest(budget_tokens=1_000, recall_share=0.5)
-    window = build_window(history([*TALK, *CALL]).stored, asked, Policy())
+    grown = window([*TALK, *CALL])
 
     rooms = [
-        room_for_recall(window, Policy(), RecallWish(tokens=tokens), factor=1.0)
+        room_for_recall(grown, Policy(), RecallWish(tokens=tokens), factor=1.0)
         for tokens in (LEAST_ROOM - 1, LEAST_ROOM, LEAST_ROOM + 1)
     ]
 
@@ -124,13 +126,11 @@ def test_a_room_that_holds_no_block_worth_its_frame_is_none() -> None:
 
 @pytest.mark.proves("F2", "L11")
 def test_the_block_of_a_running_turn_is_decided_at_its_request_or_at_a_later_trim() -> None:
-    roomy = WindowRequest(budget_tokens=1_000, recall_share=0.5)
-    tight = WindowRequest(budget_tokens=90, recall_share=0.5)
     said = [*TALK, *CALL, assistant(None, "c2"), tool("c2", "word " * 60)]
     stored = history(said).stored
 
-    in_place = deciding_message(build_window(stored, roomy, Policy()))
-    trimmed = deciding_message(build_window(stored, tight, Policy()))
+    in_place = deciding_message(window(said))
+    trimmed = deciding_message(window(said, budget_tokens=90))
 
     assert in_place == stored.messages[len(TALK)]
     assert trimmed == stored.messages[-1]

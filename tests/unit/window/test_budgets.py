@@ -176,7 +176,7 @@ def test_in_a_small_budget_summary_recall_and_the_newest_messages_each_have_a_sh
 
     roomy, tight, recalling, with_lines = (
         plan(session.stored, WindowRequest(budget_tokens=tokens, recall_share=share), BALANCED)
-        for tokens, share in ((8_000, 0.0), (2_000, 0.0), (2_000, 0.4), (8_000, 0.5))
+        for tokens, share in ((8_000, 0.0), (2_000, 0.0), (2_000, 0.2), (8_000, 0.5))
     )
 
     assert roomy.summary

@@ -7,7 +7,7 @@ import pytest
 
 from tests.histories import History, Said, assistant, history, plan, tool, user, words
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.budget_shares import TurnSizes
+from turnfold.core.window.budget_shares import SessionTurns
 from turnfold.core.window.views import ShownMessage
 from turnfold.core.window.window import WindowRequest
 
@@ -25,7 +25,7 @@ def turn(number: int) -> list[Said]:
 
 
 def turn_tokens(session: History) -> int:
-    sizes = TurnSizes()
+    sizes = SessionTurns()
     for message in session.stored.messages:
         sizes.add(message)
     return sizes.median
@@ -68,7 +68,7 @@ def test_otherwise_trims_come_sooner(policy: Policy, turns_of_budget: int) -> No
 
 
 def test_turns_are_measured_once_they_have_ended() -> None:
-    sizes = TurnSizes()
+    sizes = SessionTurns()
     first, second = (history(turn(number)).stored.messages for number in (0, 1))
 
     assert (sizes.median, sizes.median_after_request) == (0, 0)

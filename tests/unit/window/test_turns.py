@@ -3,7 +3,7 @@
 import pytest
 
 from tests.histories import assistant, history, user, words
-from turnfold.core.window.budget_shares import TurnSizes
+from turnfold.core.window.budget_shares import SessionTurns
 
 
 @pytest.mark.proves("W3")
@@ -14,7 +14,7 @@ def test_a_turn_is_measured_from_its_request_to_the_next_one() -> None:
     messages = history(said).stored.messages
     request = next(message.tokens for message in messages[2:] if message.is_request)
     answers = [sum(one.tokens for one in messages[at : at + 2]) for at in (2, 5, 8)]
-    sizes = TurnSizes()
+    sizes = SessionTurns()
 
     empty = (sizes.median, sizes.median_after_request)
     for message in messages:

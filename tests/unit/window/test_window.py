@@ -280,7 +280,7 @@ def test_room_for_recall_never_costs_the_newest_answer(
         summary="They spoke.",
         covered=40,
     )
-    asked = WindowRequest(budget_tokens=2_000, recall_share=0.65)
+    asked = WindowRequest(budget_tokens=2_000, recall_share=0.5)
 
     made = plan(session.stored, asked, BALANCED)
 

@@ -17,13 +17,13 @@ from turnfold.core.policy.presets import Policy
 from turnfold.core.recovery.assembler import leading_count
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import MessageTokens, is_long, measure_with, text_of
+from turnfold.core.window.budget_shares import UNLIMITED
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.forms import WHOLE
 from turnfold.core.window.rendering.render import entry_body
 from turnfold.core.window.views import Entry, ShownMessage, SynthesizedResult
 from turnfold.core.window.window import (
     EMERGENCY_FIFTHS,
-    UNLIMITED,
     WindowInput,
     WindowRequest,
     build_window,

@@ -12,7 +12,7 @@ from weakref import ref
 from turnfold.core.history.blocks import is_one_event
 from turnfold.core.history.priority import priority_of
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.budget_shares import TurnSizes, WindowLimits
+from turnfold.core.window.budget_shares import SessionTurns, WindowLimits, WindowLimitsByActivity
 from turnfold.core.window.candidates import Candidate, TrimCandidates
 from turnfold.core.window.digest.digest import DigestForm, WindowDigest
 from turnfold.core.window.forms import STAND_IN_TOKENS
@@ -34,20 +34,19 @@ class WindowBuilder:
 
     Mutable, because it is on the hot path: a request continues the window of the one before, and
     needs how it was trimmed. The window last exceeded its limits with the message `trimmed_after`,
-    was last trimmed to `trimmed_to` tokens, and is not trimmed again before the message of number
-    `next_trim`. Unless `can_continue`, the last trim came late, and new messages need a window
-    built from the start.
+    was last trimmed to `trimmed_to` tokens, and is not trimmed again before message `next_trim`.
+    Unless `can_continue`, the last trim came late, and new messages need a window from the start.
     """
 
     def __init__(
         self,
-        limits: WindowLimits,
+        limits: WindowLimitsByActivity,
         policy: Policy,
         prefix: WindowPrefix,
         *,
         tells_omitted: bool = True,
     ) -> None:
-        self.limits = limits
+        self.all_limits, self.limits = limits, limits.at_work
         self.policy = policy
         self.prefix = prefix
         self.taken: list[Message] = []
@@ -55,11 +54,11 @@ class WindowBuilder:
         self.summary: SummaryForm | None = None
         self.total = prefix.pinned.tokens if prefix.pinned else 0
         self.size = 0
-        self.show_summary(limits.summary_tokens)
+        self.show_summary(self.limits.summary_tokens)
         self.results_tokens = 0
         self.digest = WindowDigest(
             prefix.pending,
-            budget_tokens=limits.tokens,
+            budget_tokens=self.limits.tokens,
             ratio=policy.digest_ratio,
             is_told=tells_omitted,
         )
@@ -77,17 +76,17 @@ class WindowBuilder:
         self.digested: set[CompactionId] = set() if policy.shows_pending else set(prefix.pending)
         self._held: list[BlockView] = []
         self._shows_items = prefix.shape is Shape.RESPONSES
-        self.turns = TurnSizes()
+        self.turns = SessionTurns()
         self.can_continue = True
         self.trimmed_after: Message | None = None
         self.made_room_after: Message | None = None
         self.next_trim = 0
         self.trimmed_to = 0
         self.looked_at = 0
-        self.budget_tokens = limits.tokens
-        self.soft_tokens = int(policy.soft_ratio * limits.tokens)
-        self.waste_tokens = int(WASTE_RATIO * limits.tokens)
-        self.large_waste_tokens = int(LARGE_WASTE_RATIO * limits.tokens)
+        self.budget_tokens = tokens = self.limits.tokens
+        self.soft_tokens = int(policy.soft_ratio * tokens)
+        self.waste_tokens = int(WASTE_RATIO * tokens)
+        self.large_waste_tokens = int(LARGE_WASTE_RATIO * tokens)
         self.candidates = TrimCandidates(policy, self.blocks, self.soft_tokens)
         self.line_starts: dict[tuple[str, str | None], int] = {}
 
@@ -109,6 +108,8 @@ class WindowBuilder:
         """Add a message that was taken. Pinned messages belong to the prefix, if anywhere."""
         self.name_covered_calls(message)
         self.turns.add(message)
+        # Only from now on: earlier trims stay as they were.
+        self.limits = self.all_limits.in_talk if self.turns.are_talk else self.all_limits.at_work
         if message.role is Role.TOOL:
             self._add_result(message)
         elif message.element is JOINED:

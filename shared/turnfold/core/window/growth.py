@@ -62,13 +62,15 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
 def _restore_summary(window: WindowBuilder, message: Message) -> None:
     """Show again what earlier trims took of the summary, before the next one decides.
 
-    Between turns all of it, unless the budget is small. Otherwise only its beginning, because the
-    newest messages are worth more.
+    Between turns all that the limits allow, unless the budget is small. Otherwise only its
+    beginning, because the newest messages are worth more.
     """
     most = window.limits.summary_tokens
     if window.limits.is_small or not is_turn_boundary(message):
         most = min(most, int(LEAST_SUMMARY * window.limits.tokens))
-    if most > (window.summary.tokens if window.summary else 0):
+    shown = window.summary.tokens if window.summary else 0
+    # In talk, the limit may be lower than it was.
+    if (most := min(max(shown, most), window.limits.summary_tokens)) != shown:
         window.show_summary(most)
 
 

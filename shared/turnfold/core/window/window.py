@@ -10,9 +10,9 @@ from math import ceil, floor
 from typing import Final
 
 from turnfold.core.history.blocks import pinned_message
-from turnfold.core.policy.presets import LOW_WATER_RATIO, Mode, Policy
+from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.recall.block import RecallBlock
-from turnfold.core.window.budget_shares import WindowLimits, most_for_summary, most_kept
+from turnfold.core.window.budget_shares import UNLIMITED, WindowLimitsByActivity, window_limits
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest.digest import DigestForm, DigestText
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
@@ -23,7 +23,6 @@ from turnfold.core.window.views import BlockContent, Entry, ShownMessage, recall
 from turnfold.errors import CannotFit
 from turnfold.messages import Message, Role, Shape
 
-UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
 """An emergency window takes at most three fifths of its budget."""
 RESERVE_MARGIN_TOKENS: Final = 2_000
@@ -54,7 +53,8 @@ class WindowRequest:
     `max_messages` does not count the pinned system message. `aside_tokens` (raw counts) and
     `aside_messages` stay free for additions by the shape of the answer. With `tells_omitted`, a
     digest describes the omitted messages. `recall_share` of the tokens stays free for a
-    recall block when a request arrives.
+    recall block when a request arrives, and more if the agent does not act, most if `is_asked`: the
+    request has a query of its own.
     """
 
     budget_tokens: int | None = None
@@ -66,6 +66,7 @@ class WindowRequest:
     aside_messages: int = 0
     tells_omitted: bool = True
     recall_share: float = 0.0
+    is_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +170,9 @@ def build_window(
         trim_for_emergency(window)
     else:
         grow(window, new)
-    needed = _needed_messages(window, asked) if window.size > limits.messages else 0
-    is_long = needed > limits.messages + asked.aside_messages
-    if window.total > limits.tokens:
+    needed = _needed_messages(window, asked) if window.size > window.limits.messages else 0
+    is_long = needed > window.limits.messages + asked.aside_messages
+    if window.total > window.limits.tokens:
         # In other modes a larger budget may change the messages.
         messages = needed if is_long and policy.mode is Mode.OFF else None
         raise _too_long(window.total, stored.factor, asked, messages)
@@ -214,7 +215,7 @@ def _new_messages(
     stored: WindowInput,
     asked: WindowRequest,
     policy: Policy,
-    limits: WindowLimits,
+    limits: WindowLimitsByActivity,
 ) -> Sequence[Message] | None:
     """Return the messages that an earlier window lacks; None if it cannot be continued.
 
@@ -228,7 +229,7 @@ def _new_messages(
     # A covered system message is taken from what is stored now: a retraction may change it.
     pinned = None if earlier.prefix.is_pinned_covered else earlier.prefix.pinned
     prefix = _prefix(stored, asked, pinned_message(new) or pinned)
-    is_same = (earlier.limits, earlier.policy, earlier.prefix) == (limits, policy, prefix)
+    is_same = (earlier.all_limits, earlier.policy, earlier.prefix) == (limits, policy, prefix)
     return new if is_same and (earlier.can_continue or not new) else None
 
 
@@ -276,7 +277,7 @@ def budget_of(
     return min(max(budget, floor_tokens), ceiling)
 
 
-def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits:
+def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimitsByActivity:
     # The most tokens that the window may take, as its model counts them.
     cap = UNLIMITED
     if asked.budget_tokens is not None:
@@ -288,22 +289,7 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
     tokens = max(0, tokens - asked.aside_tokens)
     most = [most for most in (policy.max_messages or None, asked.max_messages) if most is not None]
     messages = min(most) - asked.aside_messages if most else UNLIMITED
-    arrival_tokens = floor((1 - asked.recall_share) * tokens)
-    # Without tool calls, recall has a larger share, and is worth more than a long prefix.
-    acts = asked.recall_share <= policy.recall_share
-    kept = most_kept(tokens, acts=acts) if asked.recall_share else 1.0
-    return WindowLimits(
-        tokens=tokens,
-        target_tokens=floor(min(policy.low_water_ratio, kept) * tokens),
-        arrival_tokens=arrival_tokens,
-        arrival_target_tokens=floor(policy.low_water_ratio * arrival_tokens),
-        summary_tokens=UNLIMITED
-        if policy.mode is Mode.OFF
-        else most_for_summary(tokens, arrival_tokens),
-        messages=messages,
-        target_messages=floor(policy.low_water_ratio * messages),
-        is_trimmed_by_turns=acts and policy.low_water_ratio == LOW_WATER_RATIO,
-    )
+    return window_limits(tokens, messages, asked.recall_share, policy, is_asked=asked.is_asked)
 
 
 def billed(tokens: int, factor: float) -> int:

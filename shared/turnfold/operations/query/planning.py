@@ -17,12 +17,12 @@ from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.recall.block import RecallBlock
 from turnfold.core.recall.question import begins_with
 from turnfold.core.text.tokens import text_of
+from turnfold.core.window.budget_shares import UNLIMITED
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.rendering.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS
 from turnfold.core.window.window import (
-    UNLIMITED,
     WindowInput,
     WindowPlan,
     WindowRequest,
@@ -34,7 +34,6 @@ from turnfold.core.window.window import (
 from turnfold.messages import SHAPE_OF_FORMAT, SessionKey, Shape
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
 from turnfold.operations.query.recall_decisions import RecallDecision, RecallWish
-from turnfold.operations.query.recall_room import share_for_recall
 from turnfold.operations.query.replies import prepared_summary
 from turnfold.ports.query import (
     END_SEQ,
@@ -257,9 +256,8 @@ class WindowReading:
             shape=shape,
             aside_tokens=ASIDE_TOKENS if is_anthropic else 0,
             aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
-            recall_share=0.0
-            if wish is None
-            else share_for_recall(policy, snapshot.messages, is_asked=_is_asked(snapshot, wish)),
+            recall_share=0.0 if wish is None else policy.recall_share,
+            is_asked=wish is not None and _is_asked(snapshot, wish),
         )
 
     def _budget_tokens(self, policy: Policy, model_window: int) -> int | None:

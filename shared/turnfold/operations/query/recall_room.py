@@ -1,6 +1,5 @@
-"""Decide the share of a budget for recall, and the share of its block for single lines."""
+"""Decide the room of a recall block, and its share for single lines."""
 
-from collections.abc import Sequence
 from typing import Final
 
 from turnfold.core.history.blocks import is_turn_boundary
@@ -8,34 +7,9 @@ from turnfold.core.policy.presets import Policy
 from turnfold.core.recall.block import LEAST_ROOM
 from turnfold.core.window.budget_shares import MOST_TURN_SHARE, TAKEN_WITHIN_TURN
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.messages import Message, Role
 from turnfold.operations.query.recall_decisions import RecallWish, newest_message
 
-TALK_RATIO: Final = 0.7
-ASKED_TALK_RATIO: Final = 0.2
-"""If an agent does not act, recall leaves only the first ratio of what it usually leaves.
-
-The second ratio applies if the request has its own query, because its caller asks for the past.
-"""
 QUOTES_AT_REQUEST: Final = 0.5
-
-
-def share_for_recall(policy: Policy, messages: Sequence[Message], *, is_asked: bool) -> float:
-    """Return the share of a budget that stays free for a block when a request arrives.
-
-    In a conversation without actions, only earlier messages matter, and the block finds them best.
-    Actions of the newest turn do not count, because the beginning of its window stays the same
-    within the turn. Without an earlier turn, the agent may work on a single task. `is_asked` if the
-    request has its own query.
-    """
-    if not policy.recall_share:
-        return 0.0
-    places = range(len(messages) - 1, -1, -1)
-    request = next((place for place in places if messages[place].is_request), 0)
-    earlier = messages[:request]
-    if is_at_work(earlier) or not any(message.is_request for message in earlier):
-        return policy.recall_share
-    return 1 - (ASKED_TALK_RATIO if is_asked else TALK_RATIO) * (1 - policy.recall_share)
 
 
 def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, factor: float) -> int:
@@ -68,20 +42,9 @@ def share_of_quotes(window: WindowBuilder) -> float:
     An agent at work needs names and numbers for its next step. But a request is also a question,
     which whole messages answer; within its turn, they have been quoted already.
     """
-    if not is_at_work(window.taken):
+    if not window.turns.is_work:
         return 0.0
     return QUOTES_AT_REQUEST if _is_at_boundary(window) else 1.0
-
-
-def is_at_work(messages: Sequence[Message]) -> bool:
-    """Return whether an agent acts: it calls tools, or programs write half of its user messages.
-
-    Agents without tool calls write commands as text, and a program sends back the results.
-    """
-    if any(message.calls for message in messages):
-        return True
-    from_programs = [message.is_meta for message in messages if message.role is Role.USER]
-    return any(from_programs) and 2 * sum(from_programs) >= len(from_programs)
 
 
 def _is_at_boundary(window: WindowBuilder) -> bool:
