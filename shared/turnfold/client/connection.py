@@ -5,13 +5,13 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import nats.errors
 
 from turnfold.client.copies import check_duplicate
 from turnfold.client.credentials import identity_options, servers_of, without_password
-from turnfold.client.denials import DenialWatch
 from turnfold.client.events import OutgoingEvent, Receipt, encoded
 from turnfold.client.replies import error_from_json
 from turnfold.contracts.answers.reading import read_answer, request_name
@@ -48,7 +48,6 @@ class Connection:
         self._timeout_seconds = timeout_seconds
         self._attempts = attempts
         self._loop = asyncio.get_running_loop()
-        self._denials = DenialWatch()
         self._opening: asyncio.Future[None] | None = None
         self._publisher = Publisher(bus, EVENTS_STREAM, read=self._read)
         # The key of the ids by which the broker finds duplicates, see `unique_headers`.
@@ -86,7 +85,7 @@ class Connection:
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=1,
                 pending_size=_PENDING_BYTES,
-                error_cb=connection._on_error,
+                error_cb=_log_error,
                 **options,
             )
         )
@@ -345,9 +344,34 @@ class Connection:
         if self._opening is not None:
             await self._opened(timeout_seconds)
         try:
-            return await (ask() if len(subjects) == 1 else self._denials.run(subjects, ask))
+            return await (ask() if len(subjects) == 1 else self._unless_denied(subjects, ask))
         except Denied as error:
             raise NotAllowed(f"these credentials may not use {', '.join(subjects)}") from error
+
+    async def _unless_denied(
+        self, subjects: Collection[str], work: Callable[[], Coroutine[Any, Any, Result]]
+    ) -> Result:
+        """Run work that publishes to several subjects and awaits one reply."""
+        denied: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def deny(subject: str) -> None:
+            if not denied.done():
+                denied.set_result(subject)
+
+        watches = [(subject, partial(deny, subject)) for subject in subjects]
+        for watch in watches:
+            self.bus.watch_denials(*watch)
+        working = asyncio.ensure_future(work())
+        try:
+            await asyncio.wait((working, denied), return_when=asyncio.FIRST_COMPLETED)
+            if denied.done():
+                raise NotAllowed(f"these credentials may not use {denied.result()}")
+            return await working
+        finally:
+            # `asyncio.wait` leaves its tasks running, also when it is canceled itself.
+            working.cancel()
+            for watch in watches:
+                self.bus.end_watch(*watch)
 
     async def _opened(self, timeout_seconds: float) -> None:
         """Wait for the first connection."""
@@ -361,9 +385,9 @@ class Connection:
         if error := self._opening.exception():
             raise Unavailable(f"the bus cannot be reached: {type(error).__name__}") from error
 
-    async def _on_error(self, error: Exception) -> None:
-        self._denials.report(error)
-        log.debug("bus.failed", exc_info=error)
+
+async def _log_error(error: Exception) -> None:
+    log.debug("bus.failed", exc_info=error)
 
 
 async def _stop_connecting(opening: asyncio.Future[None], bus: Bus) -> None:

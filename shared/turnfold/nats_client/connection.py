@@ -37,8 +37,8 @@ class NatsClient(CorrectedClient):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: dict[str, set[_Inbox]] = {}
-        """The waiting requests by subject in lower case, as nats-py names a denied subject."""
+        self._watched: dict[str, set[Callable[[], object]]] = {}
+        """What to call when a subject is denied: by subject in lower case, as nats-py names it."""
         self.denied: dict[str, int] = {}
         """The connections that were denied a subscription, by its subject in lower case."""
 
@@ -61,11 +61,22 @@ class NatsClient(CorrectedClient):
             kind, subject = denial[1].lower(), denial[2].lower()
             if kind == "subscription":
                 self.denied[subject] = self.stats["reconnects"]
-            for inbox in self.asked.get(subject, ()) if kind == "publish" else ():
+            for on_denied in self._watched.get(subject, ()) if kind == "publish" else ():
                 # The server reports a denial as an error of the connection, and the request would
                 # time out.
-                inbox.deny()
+                on_denied()
         await super()._process_err(err_msg)
+
+    def watch_denials(self, subject: str, on_denied: Callable[[], object]) -> None:
+        """Call a function when the server denies publishing to a subject, until `end_watch`."""
+        self._watched.setdefault(subject.lower(), set()).add(on_denied)
+
+    def end_watch(self, subject: str, on_denied: Callable[[], object]) -> None:
+        """Call the function no longer."""
+        watching = self._watched[subject.lower()]
+        watching.discard(on_denied)
+        if not watching:
+            del self._watched[subject.lower()]
 
     async def request(
         self,
@@ -157,7 +168,7 @@ class Replies:
         token = f"{next(self._numbers)}"
         self._open[token] = inbox
         # Before it is sent, because its denial may arrive while `publish` waits.
-        self._client.asked.setdefault(subject.lower(), set()).add(inbox)
+        self._client.watch_denials(subject, inbox.deny)
         try:
             await self._client.publish(
                 subject,
@@ -173,10 +184,7 @@ class Replies:
     def end(self, inbox: "_Inbox", token: str, subject: str, *, is_expired: bool) -> None:
         """Drop further replies."""
         del self._open[token]
-        asked, subject = self._client.asked, subject.lower()
-        asked[subject].discard(inbox)
-        if not asked[subject]:
-            del asked[subject]
+        self._client.end_watch(subject, inbox.deny)
         if is_expired:
             # A late reply of the stream is no sign of another client.
             self._expired[token] = None
