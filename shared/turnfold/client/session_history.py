@@ -1,16 +1,19 @@
 """Look back in a session: its messages, the versions of its summary, and its audit rows."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from turnfold.client.events import OutgoingEvent, Receipt
 from turnfold.client.replies import HistoryPage, SearchHits, StoredMessage, Summary, read
 from turnfold.contracts.subjects import session_subject
 from turnfold.errors import TooLarge, Unavailable, UnknownSession
 from turnfold.messages import Json, SessionKey
+
+if TYPE_CHECKING:  # both import this module
+    from turnfold.client.client import Client
+    from turnfold.client.portal import PortalClient
 
 WAIT_MS = 250
 MOST_WAIT_MS = 5_000
@@ -22,36 +25,10 @@ def wait_seconds(wait_ms: int | None) -> float:
     return (WAIT_MS if wait_ms is None else wait_ms) / 1000
 
 
-class SessionTransport(Protocol):
-    """The part of `Client` that a session uses."""
-
-    def newest_seq(self, key: SessionKey) -> int:
-        """Return the freshness token of the newest event published for the session, or 0."""
-        ...
-
-    async def flushed(self, key: SessionKey, *, seconds: float) -> bool:
-        """Wait until no earlier event of the session is in a buffer; return whether none is."""
-        ...
-
-    async def publish(self, event: OutgoingEvent) -> Receipt:
-        """Publish one event."""
-        ...
-
-    async def publish_batch(self, events: Iterable[OutgoingEvent]) -> list[Receipt]:
-        """Publish events, all or none."""
-        ...
-
-    async def ask(
-        self, subject: str, request: Json, *, patience_seconds: float = 0.0
-    ) -> dict[str, Any]:
-        """Send one request and return its answer."""
-        ...
-
-
 class SessionHistory:
     """The past of one session; `Session` adds what changes it."""
 
-    def __init__(self, client: SessionTransport, key: SessionKey) -> None:
+    def __init__(self, client: "Client | PortalClient", key: SessionKey) -> None:
         self._client = client
         self.key = key
 

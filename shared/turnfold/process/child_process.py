@@ -16,10 +16,15 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from turnfold.errors import StartError
-from turnfold.process.forked_process import ForkClient, PendingFork, fork_client
+from turnfold.process.forked_process import (
+    ForkClient,
+    ForkedProcess,
+    PendingFork,
+    fork_client,
+)
 from turnfold.process.ready import ANNOUNCE, die_with_parent
 
 HEARTBEAT_SECONDS: Final = 0.5
@@ -103,24 +108,6 @@ def parent_socket() -> socket.socket:
     return socket.socket(fileno=os.dup(0))
 
 
-class ProcessHandle(Protocol):
-    """A process, executed or forked, as `subprocess.Popen` describes it."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Return None while the process runs."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait until the process has exited."""
-        ...
-
-    def kill(self) -> None:
-        """Kill the process, if it runs."""
-        ...
-
-
 class ChildProcess:
     """A running child process. Its standard input is a socket to this process.
 
@@ -148,7 +135,7 @@ class ChildProcess:
         # Here that is the socket of the frames.
         self._environ = {name: value for name, value in names.items() if name != ANNOUNCE}
         self._stderr = stderr
-        self._process: ProcessHandle | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._fork: PendingFork | None = None
@@ -245,7 +232,7 @@ class ChildProcess:
                 self._command[-1:], self._environ, stdin=stdin, stdout=null.fileno()
             )
 
-    def _execute(self, stdin: int) -> ProcessHandle:
+    def _execute(self, stdin: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             self._command,
             stdin=stdin,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from turnfold.process.forked_process import ForkClient
 from turnfold.process.ready import die_with_parent
@@ -38,24 +38,8 @@ class ProcessSpec:
     orphaned_by: signal.Signals = signal.SIGKILL
 
 
-class ChildHandle(Protocol):
-    """A child of this process, executed (`subprocess.Popen`) or forked."""
-
-    pid: int
-    stdin: IO[bytes] | None
-    stdout: IO[bytes] | None
-
-    def poll(self) -> int | None:
-        """Return the exit status once the process has exited, negative for a signal."""
-        ...
-
-    def send_signal(self, sig: int, /) -> None:
-        """Signal the process, if it runs."""
-        ...
-
-
 class _ForkedService:
-    """A copy of this process."""
+    """A copy of this process. It has the methods of `subprocess.Popen` that we use."""
 
     def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self.pid = pid
@@ -75,6 +59,9 @@ class _ForkedService:
         # Until `poll` has reaped the process, no other one can have its id.
         if self.poll() is None:
             os.kill(self.pid, sig)
+
+
+ChildHandle = subprocess.Popen[bytes] | _ForkedService
 
 
 def execute(part: ProcessSpec, environ: Mapping[str, str]) -> ChildHandle:

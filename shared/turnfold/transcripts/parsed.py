@@ -1,11 +1,9 @@
 """The results of the readers of other programs' logs."""
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from turnfold.messages import Json, Shape
+from turnfold.messages import Shape
 
 
 class RecordFault(Exception):
@@ -28,23 +26,3 @@ class ParsedConversation:
     pinned_indexes: set[int] = field(default_factory=set)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
-
-
-class Log(Protocol):
-    """The records of a log, added one by one in their order.
-
-    `left_out` counts what the conversations do not contain, by a name of its kind.
-    """
-
-    left_out: Counter[str]
-
-    def add(self, record: Json) -> None:
-        """Add the record of one line.
-
-        Raises:
-            RecordFault: the record is none of this log.
-        """
-
-    def conversations(self) -> Iterable[ParsedConversation]:
-        """Return the conversations, perhaps without messages, in the order of their beginnings."""
-        ...

@@ -22,7 +22,7 @@ from turnfold.transcripts.claude_code import Transcript
 from turnfold.transcripts.codex import Rollout
 from turnfold.transcripts.formats import Format, format_of, is_conversation, is_item
 from turnfold.transcripts.nanobot import SessionFile
-from turnfold.transcripts.parsed import Log, RecordFault
+from turnfold.transcripts.parsed import RecordFault
 from turnfold.transcripts.saved_history import SavedHistory
 
 STANDARD_INPUT = "-"
@@ -132,7 +132,12 @@ def _opened(path: Path | str) -> Generator[io.BufferedIOBase, None, None]:
         )
 
 
-_LOGS: Final[Mapping[Format, Callable[[], Log]]] = {
+_Log = SavedHistory | Transcript | Rollout | SessionFile
+"""The records of a log, added one by one in their order.
+
+`left_out` counts what its conversations do not contain, by a name of its kind.
+"""
+_LOGS: Final[Mapping[Format, Callable[[], _Log]]] = {
     Format.HISTORY: SavedHistory,
     Format.CLAUDE_CODE: Transcript,
     Format.CODEX: Rollout,
@@ -178,7 +183,7 @@ class _Reader:
             yield from self.entries(number, value, rest)
 
     def log(
-        self, log: Log, form: Format, values: Iterable[tuple[int, Any]]
+        self, log: _Log, form: Format, values: Iterable[tuple[int, Any]]
     ) -> Iterator[Conversation]:
         """Yield the conversations of a log."""
         for number, value in values:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sqlalchemy import (
     ColumnElement,
@@ -30,22 +30,11 @@ from sqlalchemy.types import TypeEngine
 from sqlalchemy.util import await_only
 
 from turnfold.errors import Unavailable
+from turnfold.store.database.inline_reader import RawConnection
 from turnfold.store.database.transactions import is_transient_error
 
-
-class SupportsStatements(Protocol):
-    """The part of a connection that prepared statements need."""
-
-    @property
-    def dialect(self) -> Dialect:
-        """The SQL dialect."""
-        ...
-
-    @property
-    def connection(self) -> Any:
-        """The driver's connection."""
-        ...
-
+SupportsStatements = Connection | RawConnection
+"""The connections on which prepared statements run."""
 
 Fetch = Callable[[Any], Sequence[Sequence[Any]]]
 
