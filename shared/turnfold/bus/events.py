@@ -47,6 +47,9 @@ class BusEvents:
     async def publish_again(self, subject: str, payload: bytes, *, seq: int) -> int:
         """Publish the event of a sequence again, and return its new sequence.
 
+        The stream ignores a second publication within minutes. The event names `seq`, so that an
+        erasure up to there holds for it.
+
         Raises:
             StreamFull: the stream has reached its limit.
             Unavailable: no acknowledgement arrived. The event may be stored or not, and may be
@@ -77,9 +80,10 @@ class BusEvents:
     async def retract(
         self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int, actor: str
     ) -> int | None:
-        """Publish a retraction, unless another one came first; return its sequence.
+        """Publish a retraction that `actor` asked for, and return its sequence.
 
-        The actor is signed, because whoever stores the event believes no other header.
+        None if `newest_seq` is no longer the newest retraction of the session: nothing was
+        published. The actor is signed, because whoever stores the event believes no other header.
 
         Raises:
             Unavailable: no acknowledgement arrived. The retraction may be stored or not.

@@ -29,29 +29,26 @@ class StoredDeadLetter(NamedTuple):
 
 
 class DeadLetterStore(Protocol):
-    """Read dead letters, and record their replay."""
+    """Read dead letters, oldest first, and record their replay.
 
-    async def letters(self, ids: Sequence[int]) -> Sequence[StoredDeadLetter]:
-        """Return the letters with these ids, oldest first; unknown ids are left out."""
-        ...
+    `letters` leaves out unknown ids, and `unreplayed` returns those with ids in (after, until].
+    `newest_id` is 0 without any. `replay_outcomes` has the ingested ones of the sequences, each
+    with its new dead letter, or None if it was stored.
+    """
+
+    async def letters(self, ids: Sequence[int]) -> Sequence[StoredDeadLetter]: ...
 
     async def unreplayed(
         self, *, reason: str | None, after: int, until: int, limit: int
-    ) -> Sequence[StoredDeadLetter]:
-        """Return letters with ids in (after, until] that were not replayed, oldest first."""
-        ...
+    ) -> Sequence[StoredDeadLetter]: ...
 
-    async def newest_id(self) -> int:
-        """Return the greatest id; 0 if there is no letter."""
-        ...
+    async def newest_id(self) -> int: ...
 
-    async def replayed(self, dead_letter_id: int, *, now_ms: int) -> None:
-        """Record that a letter was published again."""
-        ...
+    async def replayed(self, dead_letter_id: int, *, now_ms: int) -> None: ...
 
-    async def replay_outcomes(self, sequences: Sequence[int]) -> Mapping[int, DeadLetterRow | None]:
-        """Return the ingested sequences, each with its new dead letter (None if it was stored)."""
-        ...
+    async def replay_outcomes(
+        self, sequences: Sequence[int]
+    ) -> Mapping[int, DeadLetterRow | None]: ...
 
 
 class EventStream(Protocol):
@@ -61,17 +58,9 @@ class EventStream(Protocol):
         Unavailable: the stream does not answer.
     """
 
-    async def publish_again(self, subject: str, payload: bytes, *, seq: int) -> int:
-        """Publish the event of a sequence again and return its new sequence.
+    async def publish_again(self, subject: str, payload: bytes, *, seq: int) -> int: ...
 
-        The stream ignores a second publication within minutes. The event names `seq`, so that an
-        erasure up to there holds for it.
-        """
-        ...
-
-    async def payload_of(self, seq: int) -> bytes | None:
-        """Return the bytes published at a sequence; None if the stream no longer holds them."""
-        ...
+    async def payload_of(self, seq: int) -> bytes | None: ...
 
 
 class NewestEvents(NamedTuple):
@@ -88,19 +77,11 @@ class RetractionStream(Protocol):
         Unavailable: the stream does not answer.
     """
 
-    async def newest(self, key: SessionKey) -> NewestEvents:
-        """Return the newest sequences of a session."""
-        ...
+    async def newest(self, key: SessionKey) -> NewestEvents: ...
 
     async def retract(
         self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int, actor: str
-    ) -> int | None:
-        """Publish a retraction that `actor` asked for, and return its sequence.
-
-        None if `newest_seq` is no longer the newest retraction of the session: nothing was
-        published.
-        """
-        ...
+    ) -> int | None: ...
 
 
 class ActiveVersion(NamedTuple):
@@ -127,14 +108,7 @@ class VersionStore(Protocol):
         installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> ActiveVersion:
-        """Put a version in force; with `over`, only if that version is in force now.
-
-        Raises:
-            Conflict: another version than `over` is in force, or messages that it covers were
-                restored.
-        """
-        ...
+    ) -> ActiveVersion: ...
 
     async def restore(
         self,
@@ -144,13 +118,7 @@ class VersionStore(Protocol):
         installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> ActiveVersion:
-        """Undo an eviction: its messages become live again.
-
-        Raises:
-            Conflict: it evicted nothing, or a later one was committed.
-        """
-        ...
+    ) -> ActiveVersion: ...
 
     async def regenerate(
         self,
@@ -160,13 +128,7 @@ class VersionStore(Protocol):
         installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> CompactionId:
-        """Open a compaction that writes a new version beside the one in force; return its id.
-
-        Raises:
-            Conflict: there is no version yet.
-        """
-        ...
+    ) -> CompactionId: ...
 
 
 class CampaignProgress(NamedTuple):
@@ -198,13 +160,6 @@ class CampaignStore(Protocol):
         installation: Installation,
         now_ms: int,
         actor: str = LOCAL,
-    ) -> CampaignProgress:
-        """Begin a campaign for an agent or for all.
+    ) -> CampaignProgress: ...
 
-        If a campaign with the same options is running, return that one.
-        """
-        ...
-
-    async def progress(self, campaign_id: str) -> CampaignProgress | None:
-        """Return the progress of a campaign; None if there is no such campaign."""
-        ...
+    async def progress(self, campaign_id: str) -> CampaignProgress | None: ...

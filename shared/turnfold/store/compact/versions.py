@@ -146,7 +146,12 @@ class SqlVersionStore(SqlStore):
         now_ms: int,
         actor: str = LOCAL,
     ) -> ActiveVersion:
-        """Put a version in force; evictions that it does not cover become pending."""
+        """Put a version in force; evictions that it does not cover become pending.
+
+        Raises:
+            Conflict: another version than `over` is in force, or messages that it covers were
+                restored.
+        """
 
         def promote(connection: Connection) -> ActiveVersion:
             change = _locked(connection, key, now_ms, actor)
@@ -172,7 +177,11 @@ class SqlVersionStore(SqlStore):
         now_ms: int,
         actor: str = LOCAL,
     ) -> ActiveVersion:
-        """Undo an eviction: its messages are live again, and no version covers them."""
+        """Undo an eviction: its messages are live again, and no version covers them.
+
+        Raises:
+            Conflict: it evicted nothing, or a later one was committed.
+        """
 
         def restore(connection: Connection) -> ActiveVersion:
             change = _locked(connection, key, now_ms, actor)
@@ -190,7 +199,11 @@ class SqlVersionStore(SqlStore):
         now_ms: int,
         actor: str = LOCAL,
     ) -> CompactionId:
-        """Open a compaction that writes a new version beside the one in force."""
+        """Open a compaction that writes a new version beside the one in force; return its id.
+
+        Raises:
+            Conflict: there is no version yet.
+        """
 
         def regenerate(connection: Connection) -> CompactionId:
             change = _locked(connection, key, now_ms, actor)
