@@ -64,10 +64,6 @@ def main(settings: Settings, lane_process: ChildProcess | None) -> int:
     return 0
 
 
-def _tables_awaited(reason: str) -> None:
-    log.info("tables.awaited", reason=reason)
-
-
 async def _run(settings: Settings, lane_process: ChildProcess | None) -> None:
     check_bind_address(
         settings.http_host,
@@ -92,7 +88,7 @@ async def _run(settings: Settings, lane_process: ChildProcess | None) -> None:
     )
     try:
         # If `stop` is set, the next wait ends at once as well, so that one check is enough.
-        await unless(stop, wait_for_schema(database, on_wait=_tables_awaited))
+        await unless(stop, wait_for_schema(database))
         client = await unless(stop, connect(settings, name="query", seconds=60.0))
         if client is None:
             return

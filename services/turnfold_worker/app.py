@@ -187,7 +187,7 @@ async def _start(
     )
     client: NatsClient | None = None
     try:
-        await unless(stop, wait_for_schema(database, on_wait=_tables_awaited))
+        await unless(stop, wait_for_schema(database))
         client = await unless(stop, connect(settings, name="worker", seconds=60.0))
         created = await _adopted_stream(database, client, stop) if client else None
         lock = await _writer_lock(settings, telemetry, stop) if created else None
@@ -213,10 +213,6 @@ async def _start(
         if client is not None:
             with contextlib.suppress(Exception):
                 await client.close()
-
-
-def _tables_awaited(reason: str) -> None:
-    log.info("tables.awaited", reason=reason)
 
 
 async def _adopted_stream(

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine, inspect, make_url, text
 from sqlalchemy.event import listen
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from structlog.testing import capture_logs
 
 import turnfold_migrations
 from tests.forked_processes import begun, ended
@@ -230,26 +231,31 @@ async def test_a_database_that_would_not_store_every_text_is_refused_before_it_h
 
 @pytest.mark.proves("O6")
 async def test_a_service_that_waits_for_the_tables_reports_it_once(database_url: str) -> None:
-    waits: list[str] = []
     database = Database(database_url, writes=False)
 
-    with pytest.raises(StartError, match="run `turnfold migrate` first"):
-        await wait_for_schema(database, seconds=0.3, on_wait=waits.append)
+    with (
+        capture_logs() as logged,
+        pytest.raises(StartError, match="run `turnfold migrate` first"),
+    ):
+        await wait_for_schema(database, seconds=0.3)
 
-    assert waits == ["the tables are not there; run `turnfold migrate`"]
+    reason = "the tables are not there; run `turnfold migrate`"
+    assert logged == [{"event": "tables.awaited", "log_level": "info", "reason": reason}]
     await database.close()
 
 
 @pytest.mark.proves("O6")
 async def test_a_service_and_a_migration_tell_that_the_database_cannot_be_reached() -> None:
-    waits: list[str] = []
     url = f"postgresql+asyncpg://user@127.0.0.1:{free_port()}/turnfold"
     database = Database(url, writes=False)
 
-    with pytest.raises(Unavailable, match="the database cannot be used now"):
-        await wait_for_schema(database, seconds=0.3, on_wait=waits.append)
+    with (
+        capture_logs() as logged,
+        pytest.raises(Unavailable, match="the database cannot be used now"),
+    ):
+        await wait_for_schema(database, seconds=0.3)
 
-    assert ["the database cannot be used now" in reason for reason in waits] == [True]
+    assert ["the database cannot be used now" in line["reason"] for line in logged] == [True]
     await database.close()
     with pytest.raises(StartError, match="start it, or correct TURNFOLD_DATABASE_URL"):
         await upgrade(url)

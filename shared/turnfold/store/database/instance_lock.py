@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import IO
 
+import structlog
 from sqlalchemy import Connection, exists, func, literal_column, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
@@ -25,6 +26,8 @@ from turnfold.store.database.schema import (
 )
 from turnfold.store.database.sqlite_files import FILE_MODE
 from turnfold.store.database.statements import Prepared, SupportsStatements
+
+log = structlog.get_logger()
 
 POLL_SECONDS = 0.1
 REPORT_SECONDS = 3.0
@@ -180,16 +183,11 @@ async def wait_until_adopted(
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def wait_for_schema(
-    database: Database,
-    *,
-    seconds: float = 60.0,
-    on_wait: Callable[[str], object] = lambda _reason: None,
-) -> None:
+async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
     """Wait until the tables are those of this code or newer.
 
-    Migrations only add, so that older code works on newer tables. `on_wait` is called once, with
-    the reason, if the tables are not there after some seconds.
+    Migrations only add, so that older code works on newer tables. A log line says if the tables are
+    not there after some seconds.
 
     Raises:
         StartError: the tables are still older after `seconds`, or an early release made them.
@@ -217,7 +215,8 @@ async def wait_for_schema(
         waited_seconds = asyncio.get_running_loop().time() - began
         if waited_seconds > min(seconds, REPORT_SECONDS) and not has_reported:
             has_reported = True
-            on_wait(str(trouble or "the tables are not there; run `turnfold migrate`"))
+            reason = str(trouble or "the tables are not there; run `turnfold migrate`")
+            log.info("tables.awaited", reason=reason)
         if waited_seconds > seconds:
             raise trouble or StartError(
                 f"the tables are not there after {seconds:g} s; run `turnfold migrate` first"
