@@ -104,6 +104,8 @@ _WITHOUT_SESSION = Prepared(
     .limit(bindparam("most", type_=Integer)),
     ("after", "most"),
 )
+_Letter = tuple[int, int, PolicyOverrides, PolicyOverrides]
+"""The id of a dead letter, its time, and the wishes of its agent and of its session."""
 _OF_AGENTS = select(agents.c.agent_id, *(agents.c[name] for name in PolicyOverrides._fields))
 _OF_KEYS = PreparedPairs(
     select(
@@ -197,17 +199,13 @@ async def _expire_named(
     now_ms: int,
 ) -> int:
     """Erase the expired dead letters of these sessions, of those without events; count them."""
-    # Not numbers of sessions, which are set aside as well.
-    by_number = {-row[2]: row for row in found if row[4] is None}
-    over: dict[tuple[str, str], int] = {}
-
-    async def examine(number: int) -> None:
-        agent_id, session_id, _, at_ms, _, *wishes = by_number[number]
-        policy = installation.policy(PolicyOverrides(*wishes[3:]), PolicyOverrides(*wishes[:3]))
-        if is_over(at_ms, policy, now_ms=now_ms):
-            over[agent_id, session_id] = at_ms
-
-    await aside.each(by_number, examine)
+    unseen = [
+        (row[2], row[3], PolicyOverrides(*row[8:]), PolicyOverrides(*row[5:8]))
+        for row in found
+        if row[4] is None
+    ]
+    chosen = set(await _over(unseen, installation, aside, now_ms=now_ms))
+    over = {(row[0], row[1]): row[3] for row in found if row[2] in chosen}
     erased = 0
     for keys in in_portions(sorted(over)):
         rows = await database.snapshot(partial(_OF_KEYS.rows, values=keys))
@@ -235,9 +233,7 @@ async def _expire_without_session(
     return erased
 
 
-def _without_session(
-    connection: Connection, *, after: int
-) -> Sequence[tuple[int, int, PolicyOverrides]]:
+def _without_session(connection: Connection, *, after: int) -> Sequence[_Letter]:
     """Return the next dead letters that name no session, each with the wishes of its agent."""
     found = _WITHOUT_SESSION.rows(connection, after, EXAMINED_AT_ONCE)
     agent_of = {subject: agent_of_event_subject(subject) or "" for *_, subject in found}
@@ -247,24 +243,22 @@ def _without_session(
         for agent_id, *rest in connection.execute(_OF_AGENTS.where(agents.c.agent_id.in_(portion)))
     }
     return [
-        (letter_id, at_ms, wishes.get(agent_of[subject], PolicyOverrides()))
+        (letter_id, at_ms, wishes.get(agent_of[subject], PolicyOverrides()), PolicyOverrides())
         for letter_id, at_ms, subject in found
     ]
 
 
 async def _over(
-    found: Sequence[tuple[int, int, PolicyOverrides]],
-    installation: Installation,
-    aside: SetAside[int],
-    *,
-    now_ms: int,
+    found: Sequence[_Letter], installation: Installation, aside: SetAside[int], *, now_ms: int
 ) -> list[int]:
-    by_number = {-number: (at_ms, wishes) for number, at_ms, wishes in found}
+    """Return the ids of the letters that are older than the policy of their session retains."""
+    # Not numbers of sessions, which are set aside as well.
+    by_number = {-letter[0]: letter for letter in found}
     over: list[int] = []
 
     async def examine(number: int) -> None:
-        at_ms, wishes = by_number[number]
-        if is_over(at_ms, installation.policy(wishes, PolicyOverrides()), now_ms=now_ms):
+        _, at_ms, of_agent, own = by_number[number]
+        if is_over(at_ms, installation.policy(of_agent, own), now_ms=now_ms):
             over.append(-number)
 
     await aside.each(by_number, examine)
