@@ -33,7 +33,7 @@ from turnfold_query.auth import AuthMiddleware, ReadSecret
 from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.changes import ChangeStreams, add_changes
-from turnfold_query.http.commands import Forwarder, add_commands
+from turnfold_query.http.commands import add_commands, forward_to_worker
 from turnfold_query.http.description import DescribedApp, refused
 from turnfold_query.http.inspections import Inspector, add_inspections
 from turnfold_query.http.lists import add_lists
@@ -82,7 +82,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     add_reads(app, dispatcher)
     publisher = Publisher(client, EVENTS_STREAM, on_foreign=metrics.foreign.inc)
     add_publish(app, publisher, limits, reader_of(dispatcher.lane, request_seconds), read_secret)
-    add_commands(app, Forwarder(client, read_secret).forward)
+    add_commands(app, partial(forward_to_worker, client, read_secret))
     add_lists(app, histories, dead_letters)
     add_inspections(app, inspector)
     add_changes(app, streams)

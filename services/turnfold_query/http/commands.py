@@ -42,42 +42,37 @@ _STATUS = {error.code: error.status for error in RequestError.__subclasses__()} 
 Forward = Callable[..., Awaitable[Response]]
 
 
-class Forwarder:
-    """Forward requests that write to a worker over NATS."""
+async def forward_to_worker(
+    client: NatsClient, read_secret: ReadSecret, subject: str, http: Request, **path_fields: Any
+) -> Response:
+    """Send a request with the fields of its path over NATS, and return the reply of a worker.
 
-    def __init__(self, client: NatsClient, read_secret: ReadSecret) -> None:
-        self._client = client
-        self._read_secret = read_secret
-
-    async def forward(self, subject: str, http: Request, **path_fields: Any) -> Response:
-        """Send a request with the fields of its path, and return the reply of the worker.
-
-        Raises:
-            BadRequest: the URL has a query, or the body is not a JSON object.
-            Unavailable: no worker replied within WRITE_SECONDS.
-        """
-        # Ignored in silence, a field in the wrong place would change the meaning of the request.
-        if http.query_params:
-            raise BadRequest(
-                "a request that writes takes its fields in the body, not in the query of its URL"
-            )
-        body = add_fields(await http.body(), path_fields)
-        # After the fields of the path were added: the signature covers the body as it is sent.
-        headers = await actor_headers(http.scope, subject, body, self._read_secret)
-        try:
-            read = partial(_read_reply, request_name(subject))
-            data, reply = await self._client.reply(
-                subject, body, seconds=WRITE_SECONDS, read=read, headers=headers
-            )
-        except nats.errors.Error:
-            raise Unavailable("no worker replied; retry when one runs") from None
-        error_json = reply.get("error", {})
-        code = error_json.get("code")
-        return bytes_response(
-            data,
-            _STATUS.get(code, 400) if code else 200,
-            **retry_after(error_json.get("retry_after_ms")),
+    Raises:
+        BadRequest: the URL has a query, or the body is not a JSON object.
+        Unavailable: no worker replied within WRITE_SECONDS.
+    """
+    # Ignored in silence, a field in the wrong place would change the meaning of the request.
+    if http.query_params:
+        raise BadRequest(
+            "a request that writes takes its fields in the body, not in the query of its URL"
         )
+    body = add_fields(await http.body(), path_fields)
+    # After the fields of the path were added: the signature covers the body as it is sent.
+    headers = await actor_headers(http.scope, subject, body, read_secret)
+    try:
+        read = partial(_read_reply, request_name(subject))
+        data, reply = await client.reply(
+            subject, body, seconds=WRITE_SECONDS, read=read, headers=headers
+        )
+    except nats.errors.Error:
+        raise Unavailable("no worker replied; retry when one runs") from None
+    error_json = reply.get("error", {})
+    code = error_json.get("code")
+    return bytes_response(
+        data,
+        _STATUS.get(code, 400) if code else 200,
+        **retry_after(error_json.get("retry_after_ms")),
+    )
 
 
 def _read_reply(name: str, message: Msg) -> tuple[bytes, Mapping[str, Any]] | None:
