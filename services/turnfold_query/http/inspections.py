@@ -67,24 +67,22 @@ class Inspector:
 
     async def stats(self, agent_ids: frozenset[str] | None) -> dict[str, Any]:
         """Return the totals, which are kept for twenty times as long as they took to read."""
-
-        async def count() -> dict[str, Any]:
-            # Not beside the totals of some agents: it counts the windows of all.
-            windows = self.windows() if agent_ids is None else None
-            return await inspection.stats(agent_ids, windows=windows, store=self.inspections)
-
+        # Not beside the totals of some agents: it counts the windows of all.
+        windows = self.windows() if agent_ids is None else None
         # The agents are in the key, so that no caller reads the totals of another token's agents.
-        return await self._keep(("stats", agent_ids), count)
+        return await self._keep(
+            ("stats", agent_ids),
+            lambda: inspection.stats(agent_ids, windows=windows, store=self.inspections),
+        )
 
     async def costs(self, agent_ids: frozenset[str] | None, *, days: int) -> dict[str, Any]:
         """Return what summaries took, kept likewise."""
-
-        async def count() -> dict[str, Any]:
-            return await installation.costs(
+        return await self._keep(
+            ("costs", agent_ids, days),
+            lambda: installation.costs(
                 agent_ids, days=days, now_ms=now_ms(), store=self.inspections
-            )
-
-        return await self._keep(("costs", agent_ids, days), count)
+            ),
+        )
 
     async def _keep(
         self, key: tuple[object, ...], count: Callable[[], Awaitable[dict[str, Any]]]
