@@ -202,7 +202,7 @@ async def window_of(
     request = ContextRequest(max_tokens=max_tokens, wait_ms=0)
     try:
         answer = await context(
-            key, request, store=stores.windows, environment=environment, ingest_signal=NoArrivals()
+            key, request, store=stores.windows, environment=environment, ingest_signal=no_arrivals
         )
     except CannotFit as error:
         return error.as_json()
@@ -210,11 +210,9 @@ async def window_of(
     return window
 
 
-class NoArrivals:
+async def no_arrivals(seq: int, seconds: float) -> None:
     """Nothing arrives, and nobody may wait for it."""
-
-    async def reached(self, seq: int, seconds: float) -> None:
-        raise AssertionError(f"a request waits {seconds} s for {seq}, which does not come")
+    raise AssertionError(f"a request waits {seconds} s for {seq}, which does not come")
 
 
 def ranges(seqs: set[int]) -> list[tuple[int, int]]:

@@ -137,7 +137,7 @@ async def _serve(
         lists=SqlAgentLists(database),
         lane=lane,
         environment=environment,
-        ingest_signal=ingest_signal,
+        ingest_signal=ingest_signal.reached,
         newest=NewestLookup(client, windows.ingested_to),
         hints=hints,
         metrics=metrics,

@@ -65,7 +65,7 @@ from turnfold.process.request_limits import (
 from turnfold.process.tasks import at_most
 from turnfold.store.query.window import SqlWindowStore
 from turnfold_query.hints import HintSender
-from turnfold_query.ingest_signal import PlacedSignal
+from turnfold_query.ingest_signal import placed
 from turnfold_query.lane.parent import Lane
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.newest import NewestLookup, is_newest
@@ -199,7 +199,7 @@ class QueryDispatcher:
         seq = request.after_seq
         if not seq or seq <= await self.windows.ingested_to():
             return True
-        await PlacedSignal(self.ingest_signal, place).reached(seq, request.wait_seconds)
+        await placed(self.ingest_signal, place)(seq, request.wait_seconds)
         # The wait may also have ended by its time limit.
         return seq <= await self.windows.ingested_to()
 
@@ -243,7 +243,6 @@ class QueryDispatcher:
         # The past is read from all versions and evictions, which costs as much as a search.
         if request.as_of is not None:
             place.search()
-        ingest_signal = PlacedSignal(self.ingest_signal, place)
         try:
             async with asyncio.timeout(self.request_seconds + request.wait_seconds):
                 try:
@@ -252,7 +251,7 @@ class QueryDispatcher:
                         request,
                         store=self.windows,
                         environment=self.environment,
-                        ingest_signal=ingest_signal,
+                        ingest_signal=placed(self.ingest_signal, place),
                     )
                 except TooLargeHere:
                     if request.as_of is None:

@@ -76,21 +76,16 @@ class NatsIngestSignal:
                 waiter.set_result(None)
 
 
-class PlacedSignal:
-    """A signal for one request, which exchanges its place for one of a waiting request."""
+def placed(signal: IngestSignal, place: Place) -> IngestSignal:
+    """Return the signal for one request, which exchanges its place for one of a waiting request."""
 
-    __slots__ = ("_place", "_signal")
-
-    def __init__(self, signal: IngestSignal, place: Place) -> None:
-        self._signal = signal
-        self._place = place
-
-    async def reached(self, seq: int, seconds: float) -> None:
-        """Return when every event up to `seq` is ingested, or after `seconds`."""
+    async def reached(seq: int, seconds: float) -> None:
         # Hundreds may wait for one event, so all of them take turns afterwards.
-        self._place.wait()
-        await self._signal.reached(seq, seconds)
-        await self._place.turn()
+        place.wait()
+        await signal(seq, seconds)
+        await place.turn()
+
+    return reached
 
 
 async def follow_notices(

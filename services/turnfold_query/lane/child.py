@@ -141,7 +141,7 @@ class LaneServer:
                 request,
                 store=self._windows,
                 environment=self._environment,
-                ingest_signal=_NoWait(),
+                ingest_signal=_no_wait,
             )
         if isinstance(request, SearchRequest):
             return (await search.search(key, request, store=self._searching)).encode()
@@ -152,8 +152,5 @@ class LaneServer:
         ).encode()
 
 
-class _NoWait:
-    """Does not wait: the query server has waited for events before it forwarded the request."""
-
-    async def reached(self, seq: int, seconds: float) -> None:
-        """Return at once."""
+async def _no_wait(_seq: int, _seconds: float) -> None:
+    """Return at once: the query server has waited for events before it forwarded the request."""

@@ -44,11 +44,9 @@ ANTHROPIC = {"format": "anthropic"}
 NO_WISHES = (PolicyOverrides(), PolicyOverrides())
 
 
-class NoArrivals:
+async def no_arrivals(seq: int, seconds: float) -> None:
     """Nothing comes."""
-
-    async def reached(self, seq: int, seconds: float) -> None:
-        raise AssertionError(f"nobody asked to wait {seconds} s for {seq}")
+    raise AssertionError(f"nobody asked to wait {seconds} s for {seq}")
 
 
 class Asker:
@@ -69,7 +67,7 @@ class Asker:
             request,
             store=self._stores.windows,
             environment=self._environment,
-            ingest_signal=NoArrivals(),
+            ingest_signal=no_arrivals,
         )
 
     def forget(self) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.query.test_recall import NoArrivals
+from tests.contract.query.test_recall import no_arrivals
 from tests.store_fixtures import KEY, NOON, Stores, turns
 from turnfold.cache import SessionCaches
 from turnfold.contracts.requests import ContextRequest
@@ -43,7 +43,7 @@ class Server:
             request,
             store=self.store,
             environment=self._environment,
-            ingest_signal=NoArrivals(),
+            ingest_signal=no_arrivals,
         )
 
 

@@ -47,11 +47,9 @@ FACT = "The lanterns are kept in store 1042."
 QUESTION = "Which cellar holds one lantern?"
 
 
-class NoArrivals:
+async def no_arrivals(seq: int, seconds: float) -> None:
     """Nothing comes."""
-
-    async def reached(self, seq: int, seconds: float) -> None:
-        raise AssertionError(f"nobody asked to wait {seconds} s for {seq}")
+    raise AssertionError(f"nobody asked to wait {seconds} s for {seq}")
 
 
 class Asker:
@@ -73,7 +71,7 @@ class Asker:
             request,
             store=self._windows,
             environment=self.environment,
-            ingest_signal=NoArrivals(),
+            ingest_signal=no_arrivals,
         )
         told: Json = json.loads(reply.body)
         assert validation_errors(told["messages"]) == [] or "system" in told

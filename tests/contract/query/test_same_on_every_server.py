@@ -12,10 +12,10 @@ from tests.contract.query.test_recall import (
     NO_OVERRIDES,
     QUESTION,
     Asker,
-    NoArrivals,
     block_of,
     long_ago,
     long_ago_rest,
+    no_arrivals,
 )
 from tests.contract.query.test_search import indexed
 from tests.store_fixtures import (
@@ -49,7 +49,7 @@ async def asked(asker: Asker, stores: Stores, **fields: Any) -> dict[str, Any]:
         ContextRequest.model_validate({"max_tokens": 1_000, "wait_ms": 0, **fields}),
         store=stores.windows,
         environment=asker.environment,
-        ingest_signal=NoArrivals(),
+        ingest_signal=no_arrivals,
     )
     answer: dict[str, Any] = json.loads(reply.body)
     return answer

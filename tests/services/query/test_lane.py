@@ -37,11 +37,8 @@ SESSION = "/v1/agents/a/sessions/large"
 MANY = AT_ONCE.messages + 100
 
 
-class Nobody:
-    """Nothing is waited for."""
-
-    async def reached(self, seq: int, seconds: float) -> None:
-        """Go on at once."""
+async def no_wait(seq: int, seconds: float) -> None:
+    """Go on at once."""
 
 
 @asynccontextmanager
@@ -119,7 +116,7 @@ async def same_as_here(url: str, browser: httpx.AsyncClient) -> None:
             asked = await browser.get(f"{SESSION}/context", params=given)
             request = ContextRequest.model_validate(given)
             here = await query.context(
-                KEY, request, store=windows, environment=environment, ingest_signal=Nobody()
+                KEY, request, store=windows, environment=environment, ingest_signal=no_wait
             )
             assert (asked.status_code, asked.headers["etag"]) == (200, f'"{here.etag}"')
             assert asked.content == here.body
@@ -139,7 +136,7 @@ async def same_as_here(url: str, browser: httpx.AsyncClient) -> None:
                 ContextRequest(max_tokens=10),
                 store=windows,
                 environment=environment,
-                ingest_signal=Nobody(),
+                ingest_signal=no_wait,
             )
         assert (refused.status_code, refused.json()) == (CannotFit.status, told.value.as_json())
         found = await browser.get(f"{SESSION}/search", params={"q": "order 77"})

@@ -3,10 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from turnfold.contracts.requests import ContextRequest
 from turnfold.core.shapes.responses import OUTPUT, kind_of
@@ -41,16 +40,11 @@ MOST_MOVES = 20
 """A session that changes more often while one window of it is read is answered no more."""
 
 
-class IngestSignal(Protocol):
-    """Signal that events are ingested."""
+IngestSignal = Callable[[int, float], Awaitable[None]]
+"""Returns when every event up to a sequence is ingested, or after so many seconds.
 
-    async def reached(self, seq: int, seconds: float) -> None:
-        """Return when every event up to `seq` is ingested, or after `seconds`.
-
-        Raises:
-            Unavailable: too many requests wait.
-        """
-        ...
+`Unavailable` if too many requests wait.
+"""
 
 
 async def context(
@@ -89,7 +83,7 @@ async def context(
             case ContextReply():
                 return chosen
             case Stale():
-                await ingest_signal.reached(request.after_seq, patience)
+                await ingest_signal(request.after_seq, patience)
             case PlannedWindow():
                 limit = max_characters(request, chosen.policy)
                 try:
