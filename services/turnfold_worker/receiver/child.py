@@ -251,7 +251,7 @@ class ReceiverChild:
         await self._is_greeted.wait()
         log.warning("receiver.worker_lost", seconds=await self._heartbeat.run())
 
-    async def _send_heartbeat(self) -> None:
+    def _send_heartbeat(self) -> None:
         consumer = self._consumer
         # Not drained: a stopped worker reads nothing, and must be missed instead of waited for.
         self._write(

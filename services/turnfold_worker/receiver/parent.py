@@ -213,11 +213,9 @@ class Receiver:
         # `receive` told only the process of that time, and each process after it must be told.
         if self._may_receive:
             process.send(wire.StartReceiving())
-
-        async def send_heartbeat() -> None:
-            process.send(wire.Heartbeat())
-
-        monitor = HeartbeatMonitor(send_heartbeat, start_limit=START_HEARTBEATS)
+        monitor = HeartbeatMonitor(
+            lambda: process.send(wire.Heartbeat()), start_limit=START_HEARTBEATS
+        )
         beating = asyncio.create_task(monitor.run(), name="heartbeat")
         reading = asyncio.create_task(self._read(process, monitor), name="batches")
         try:

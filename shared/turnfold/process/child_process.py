@@ -14,7 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -252,7 +252,7 @@ class HeartbeatMonitor:
 
     def __init__(
         self,
-        send: Callable[[], Awaitable[object]],
+        send: Callable[[], object],
         *,
         start_limit: int = MAX_MISSED_HEARTBEATS,
     ) -> None:
@@ -268,7 +268,7 @@ class HeartbeatMonitor:
         """Send heartbeats until too many have been missed; return the seconds of silence."""
         missed = 0
         while missed < self._limit:
-            await self._send()
+            self._send()
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if self._is_heard:
                 self._limit = MAX_MISSED_HEARTBEATS
