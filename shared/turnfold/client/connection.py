@@ -192,13 +192,13 @@ class Connection:
                 published again as it is.
         """
         with span("publish", kind="producer", event=event.kind) as publishing:
-            headers = self._headers(event) | dict(publishing.headers)
-
-            async def send() -> Acknowledgement | Rejection:
-                return await self._publisher.publish(
-                    event.subject, event.payload, headers=headers, seconds=self._timeout_seconds
-                )
-
+            send = partial(
+                self._publisher.publish,
+                event.subject,
+                event.payload,
+                headers=self._headers(event) | dict(publishing.headers),
+                seconds=self._timeout_seconds,
+            )
             acknowledgement = await self._acknowledged(
                 {event.subject}, send, f"event {event.event_id}"
             )
@@ -230,11 +230,7 @@ class Connection:
             return [await self.publish(events[0])]
         subjects = {event.subject for event in events}
         with span("publish", kind="producer", events=len(events)) as publishing:
-            tracing = dict(publishing.headers)
-
-            async def send() -> Acknowledgement | Rejection:
-                return await self._batch(events, tracing)
-
+            send = partial(self._batch, events, dict(publishing.headers))
             acknowledgement = await self._acknowledged(
                 subjects, send, f"the batch of event {events[0].event_id}", takes_no_batch=True
             )

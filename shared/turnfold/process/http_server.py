@@ -378,10 +378,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket] | None = None) -> None:  # noqa: ARG002
         """Listen as uvicorn does, but with a time limit for TLS handshakes."""
         config, loop = self.config, asyncio.get_running_loop()
-
-        def connection() -> _Connection:
-            return _Connection(config, self.server_state, {}, loop)
-
+        connection = partial(_Connection, config, self.server_state, {}, loop)
         try:
             server = await loop.create_server(
                 connection, config.host, config.port, ssl=config.ssl, backlog=config.backlog,
