@@ -39,8 +39,8 @@ demo: setup ## start the whole system, replay conversations, show the results an
 test: setup ## run the tests on all cores, except images, many workers, hosts and benchmarks (TESTS=tests/unit, TESTERS=1)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
-prove: setup ## build a million windows and check each against the laws (CUTS=100000 PROCESSES=2; PROVE_DATA names conversations)
-	@$(BIN)/python -m tests.window_check --cuts $(CUTS) --processes $(PROCESSES)
+prove: setup ## build a million windows and check each against the laws (CUTS=100000 PROCESSES=2 SEED=1; PROVE_DATA names conversations)
+	@$(BIN)/python -m tests.window_check --cuts $(CUTS) --processes $(PROCESSES) $(if $(SEED),--seed $(SEED))
 
 chaos: setup ## kill KILLS processes of whole systems and check the laws; continues the run in FIGURES (KILLS=1000 MINUTES=120 SEED=...)
 	@$(BIN)/python -m tests.chaos --kills $(KILLS) --minutes $(MINUTES) --figures $(FIGURES) $(if $(SEED),--seed $(SEED))

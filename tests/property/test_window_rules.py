@@ -46,9 +46,9 @@ def test_thousands_of_windows_break_no_law() -> None:
 
 @pytest.mark.proves("L11", "F2")
 @pytest.mark.parametrize("newest", [user("And now?"), assistant("Done."), tool("b", "2")])
-@pytest.mark.parametrize("share", [0.0, 0.4])
+@pytest.mark.parametrize("asked", [{}, {"recall_share": 0.4}, {"max_messages": 9}])
 def test_a_window_that_begins_otherwise_one_message_later_is_found_out(
-    newest: dict[str, Any], share: float
+    newest: dict[str, Any], asked: dict[str, Any]
 ) -> None:
     known = [user("Look."), assistant("so", "a", "b")]
     steps = [known, [*known, newest], [user("Look!"), *known[1:], newest]]
@@ -56,11 +56,11 @@ def test_a_window_that_begins_otherwise_one_message_later_is_found_out(
         Subject(Sitting(name="", said=tuple(map(Said, step)), summary="They met."), {})
         for step in steps
     ]
-    question = Question(WindowRequest(budget_tokens=4_000, recall_share=share), "balanced")
+    question = Question(WindowRequest(budget_tokens=4_000, **asked), "balanced")
 
     faults = [steadiness(before, later, question, Tally()) for later in (after, other)]
 
-    assert any(map(is_block, before.ask(question)[1].messages)) == (share > 0)
+    assert any(map(is_block, before.ask(question)[1].messages)) == ("recall_share" in asked)
     assert [[fault[:14] for fault in found] for found in faults] == [[], ["L11: there was"]]
 
 

@@ -315,9 +315,10 @@ def _asked_again(
 
 
 def steadiness(before: Subject, after: Subject, question: Question, tally: Tally) -> list[str]:
-    """One message later: the window begins as it did if it has room for that message, and nothing comes back (L11).
+    """One message later: the window begins as it did if both limits have room for that message, and nothing comes back (L11).
 
-    Exceptions are a new system message, what a result replaces, and the block of recall. An emergency window continues no other.
+    Exceptions are a new system message, what a result replaces, and the block of recall. An emergency window continues no other: it
+    follows a window that was too large, and the next one is an ordinary window again.
     """
     newest = after.told.told[-1]
     # No eviction takes the newest request: the message that follows it came before the eviction.
@@ -343,16 +344,13 @@ def steadiness(before: Subject, after: Subject, question: Question, tally: Tally
     known = {None, *old_texts.message_ids, newest.message_id, *[one.message_id for one in waited]}
     if back := [one for one in new_texts.message_ids if one not in known]:
         found.append(f"L11: {back} came back")
-    grown = (
-        after.most_tokens
-        - before.most_tokens
-        + before.window(question).total * before.sitting.factor
-        + 1
-    )
+    window, limits = before.window(question), after.window(question).limits
+    grown = after.most_tokens - before.most_tokens + window.total * before.sitting.factor + 1
     grown += sum(one.tokens for one in waited) * after.sitting.factor
+    calls = len(after.stored.stored.messages[-1].calls)
     if (
-        question.asked.max_messages is None
-        and grown <= after.window(question).limits.arrival_tokens * after.sitting.factor
+        grown <= limits.arrival_tokens * after.sitting.factor
+        and window.size + 1 + calls <= limits.messages
         and not newest.is_pending
     ):
         same = [
