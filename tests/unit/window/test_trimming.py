@@ -287,6 +287,25 @@ def test_long_reasoning_of_earlier_rounds_goes_first_and_that_of_the_latest_stay
     assert "reasoning_content" not in parsed(session.rendered(made))[1]
 
 
+@pytest.mark.proves("W3", "W14")
+def test_newest_reasoning_that_leaves_no_room_for_anything_else_goes_before_anything_else() -> None:
+    """It would leave anyway, after every other message, the digest's names and the answer."""
+    session = history(
+        [
+            user("one"),
+            assistant(None, "a"),
+            tool("a", words(500)),
+            assistant("Now b.", "b", reasoning_content=words(2_000)),
+            tool("b", "found"),
+        ]
+    )
+
+    made = asked_of(session, 1_500)
+
+    assert [name for name, form in forms(made).items() if not form.is_whole] == ["e4#0"]
+    assert forms(made)["e4#0"].without_reasoning
+
+
 @pytest.mark.proves("W2", "O10")
 @pytest.mark.parametrize(
     ("sizes", "excess", "height"),

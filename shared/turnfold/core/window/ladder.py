@@ -19,6 +19,7 @@ from turnfold.core.window.forms import (
 from turnfold.core.window.leveling import keep_longer_cut, keep_newest, level_sizes
 from turnfold.core.window.protected import (
     cap_unseen,
+    drop_excessive_reasoning,
     is_worth_folding,
     leave_out_oldest,
     trim_protected,
@@ -37,6 +38,7 @@ def trim_to_budget(window: WindowBuilder, *, is_for_recall: bool = False) -> Non
 
     If it only makes room for recall, protected messages stay as they are.
     """
+    drop_excessive_reasoning(window)
     if window.total > window.limits.tokens:
         for step in STEPS[window.policy.view]:
             if window.total <= window.limits.target_tokens:

@@ -19,6 +19,9 @@ from turnfold.core.window.views import BlockView, MessageView
 
 Step = Callable[[WindowBuilder], None]
 
+MOST_REASONING: Final = 0.9
+"""The largest share of the room beside the system message that the newest reasoning takes."""
+
 
 def trim_protected(window: WindowBuilder, *, is_for_recall: bool = False) -> None:
     """Shorten protected messages, only as far as needed, after every other step.
@@ -97,6 +100,19 @@ def _keep_beginning(window: WindowBuilder, block: BlockView) -> None:
     view = block.head
     room = view.text - (window.total - window.limits.tokens)
     window.apply(block, view, lambda view: view.shorten_to(room, least_head=LEAST_CHARACTERS))
+
+
+def drop_excessive_reasoning(window: WindowBuilder) -> None:
+    """Remove the newest reasoning first if it leaves no room for anything else.
+
+    Otherwise everything else would be left out for it, before it leaves as well.
+    """
+    if window.total <= window.budget_tokens or not window.blocks:
+        return
+    pinned = window.prefix.pinned
+    room = window.budget_tokens - (pinned.tokens if pinned else 0)
+    if window.blocks[-1].head.message.reasoning_tokens > MOST_REASONING * room:
+        _drop_newest_reasoning(window)
 
 
 def _drop_newest_reasoning(window: WindowBuilder) -> None:
