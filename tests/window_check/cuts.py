@@ -364,15 +364,12 @@ def steadiness(before: Subject, after: Subject, question: Question, tally: Tally
 
 
 def _unchanged(after: Subject, old_texts: Rendered) -> int | None:
-    """How many texts of a window stay if the newest message comes: all (None), or those before its stand-in.
-
-    None stay if the call of a late result is left out, because the digest counts messages.
-    """
+    """How many texts of a window stay if the newest message comes: all (None), or those before its stand-in."""
     owner = after.told.answers.get(len(after.told.told) - 1)
     if owner is None:
         return None
     head = _place_of(after.told, owner.head, old_texts)
-    return 0 if head is None else head + 1 + owner.place
+    return None if head is None else head + 1 + owner.place
 
 
 def _place_of(told: laws.Session, number: int | None, rendered: Rendered) -> int | None:

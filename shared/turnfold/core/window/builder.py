@@ -212,7 +212,7 @@ class WindowBuilder:
             self.total += message.tokens
             self.size += self._shows_items
         else:
-            self.digest.add_late(block)
+            self.digest.add_joined(block)
             self._count_digest()
 
     def _is_request(self, message: Message) -> bool:
@@ -275,8 +275,7 @@ class WindowBuilder:
             if (priority := block.priority) != block.queued_priority:
                 self.candidates.change_priority(block, priority)
         else:
-            self.digest.add_late(block)
-            self._count_digest()
+            self.digest.count(block, 1)
 
     # Shrinking
 

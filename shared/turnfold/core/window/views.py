@@ -151,11 +151,7 @@ class MessageView:
     @property
     def form(self) -> Form:
         """The current form as a value."""
-        if (
-            self.cut is None
-            and self.line is None
-            and not (self.without_reasoning or self.arguments)
-        ):
+        if not (self.cut or self.line or self.without_reasoning or self.arguments):
             return MENDED if self.message.is_irregular else WHOLE
         return Form(
             self.cut, self.line, self.without_reasoning, self.arguments, self.message.is_irregular
@@ -378,6 +374,11 @@ class BlockView:
     def size(self) -> int:
         """The number of messages it takes in a window."""
         return 1 + len(self.results) + self.extra_size
+
+    @property
+    def messages(self) -> int:
+        """The number of its messages once each call has a result."""
+        return 1 + len(self.joined) + len(self.results)
 
     @property
     def views(self) -> tuple[MessageView, ...]:

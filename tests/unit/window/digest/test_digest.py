@@ -277,6 +277,20 @@ def test_a_digest_tells_requests_calls_and_exact_values() -> None:
     assert f"Exact values: {FACT}" in digest
 
 
+@pytest.mark.proves("L11", "W9")
+@pytest.mark.parametrize("budget", [350, 245])
+def test_a_late_result_of_a_call_that_is_left_out_changes_no_text(budget: int) -> None:
+    """Also where the digest has room for a number of messages alone."""
+    said = [user("go"), assistant(None, "a"), assistant(words(400)), user(words(200))]
+    sessions = [history(said), history([*said, tool("a", words(9))])]
+
+    before, after = [asked(session, budget, Policy()) for session in sessions]
+
+    assert digest_of(sessions[0], before) == digest_of(sessions[1], after)
+    assert "4 messages with 1 tool calls are left out" in digest_of(sessions[1], after)
+    assert (before.account.folded, after.account.folded) == (3, 4)
+
+
 @pytest.mark.proves("W9", "L6")
 def test_a_digest_becomes_shorter_and_is_left_out_last() -> None:
     session = history([user(words(400)), assistant(words(400)), user(words(40))])

@@ -58,7 +58,8 @@ class WindowDigest:
     """The messages that a window leaves out, and the cost of describing them.
 
     `tokens` and `size` are what the digest adds to the window. `live` and `pending` count the
-    messages left out, `calls` their tool calls. A compaction that waits for its summary has a
+    messages left out, `calls` their tool calls, and `messages` counts a result for each call, so
+    that a late one does not change the text. A compaction that waits for its summary has a
     digest of its own, which describes its messages while there is room for it: with many of them, a
     small window would show nothing else. `compactions` are those of the session.
 
@@ -74,7 +75,7 @@ class WindowDigest:
         is_told: bool = True,
     ) -> None:
         self.form = DigestForm.FULL
-        self.live = self.pending = self.calls = 0
+        self.live = self.pending = self.calls = self.messages = 0
         self.tokens = self.size = 0
         self._is_told = is_told
         self._compactions = compactions
@@ -95,8 +96,9 @@ class WindowDigest:
 
     def add(self, block: BlockView) -> None:
         """Add a block that is left out."""
-        self._count(block, len(block.views))
+        self.count(block, len(block.views))
         self.calls += len(block.results)
+        self.messages += block.messages
         is_named = bool(block.results) and not block.in_round.is_closed
         calls = named_calls(block.head.message) if block.results else []
         tokens = sum([item.tokens for item in calls])
@@ -111,9 +113,17 @@ class WindowDigest:
         self._calls_of(block.in_round).add(block)
         self._has_changed()
 
-    def add_late(self, block: BlockView) -> None:
-        """Count a message that came after its block was left out."""
-        self._count(block, 1)
+    def count(self, block: BlockView, messages: int) -> None:
+        """Count stored messages of a block that is left out; the text stays the same."""
+        if block.compaction_id is None:
+            self.live += messages
+        else:
+            self.pending += messages
+
+    def add_joined(self, block: BlockView) -> None:
+        """Add a further item of a response whose first items are left out already."""
+        self.count(block, 1)
+        self.messages += 1
         if block.compaction_id not in self._told_compactions:
             # The calls of its block were counted when the block was left out.
             self._earlier.messages += 1
@@ -162,12 +172,6 @@ class WindowDigest:
             self._text = self._written()
         return self._text
 
-    def _count(self, block: BlockView, messages: int) -> None:
-        if block.compaction_id is None:
-            self.live += messages
-        else:
-            self.pending += messages
-
     def _tell(self, compaction_id: CompactionId) -> bool:
         """Describe a compaction's messages by its own digest; return False if it may not be."""
         if compaction_id in self._told_compactions:
@@ -211,12 +215,11 @@ class WindowDigest:
     def _written(self) -> DigestText:
         if not self.size:
             return DigestText()
-        messages = self.live + self.pending
         if self.form is DigestForm.SHORT:
-            return DigestText(text=short_digest(messages, self.calls), is_framed=False)
+            return DigestText(text=short_digest(self.messages, self.calls), is_framed=False)
         names = self._named.lines if self._named else []
         if self.form is DigestForm.NAMES:
-            counted = [count_line(messages, self.calls)] if messages else []
+            counted = [count_line(self.messages, self.calls)] if self.messages else []
             return DigestText((), "\n".join([*counted, *names]))
         # In the order of the session, not in that of leaving.
         told = tuple([name for name in self._compactions if name in self._told_compactions])

@@ -93,7 +93,7 @@ class EarlierMessages:
     def add(self, block: BlockView, calls_tokens: int, *, is_named: bool) -> None:
         """Add a block; with `is_named`, the open round names its calls for now."""
         self._blocks.append(block)
-        self.messages += len(block.views)
+        self.messages += block.messages
         self._calls += len(block.results)
         message = block.head.message
         gist = gist_of(message)
