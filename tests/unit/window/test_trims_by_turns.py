@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from tests.histories import History, Said, assistant, history, plan, tool, user, words
+from tests.histories import History, Said, assistant, history, plan, system, tool, user, words
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.budget_shares import SessionTurns
 from turnfold.core.window.views import ShownMessage
@@ -82,3 +82,22 @@ def test_turns_are_measured_once_they_have_ended() -> None:
     assert sizes.median == sum(whole) // 2
     asked = [one[0].tokens for one in (first, second)]
     assert sizes.median_after_request == (sum(whole) - sum(asked)) // 2
+
+
+@pytest.mark.proves("L11", "W14")
+def test_an_answer_that_stays_when_it_makes_room_stays_for_the_next_request() -> None:
+    """A long system message leaves little room: otherwise each turn would be trimmed twice."""
+    said = [Said(system(words(1_800)))]
+    request = WindowRequest(budget_tokens=4_000, recall_share=0.5)
+    kept: list[bool] = []
+
+    for number in range(12):
+        asked, *steps, _ = turn(number)
+        said += [asked, *steps, Said(assistant(words(300)))]
+        answered, next_asked = (
+            plan(history(messages).stored, request, Policy()).entries
+            for messages in (said, [*said, asked])
+        )
+        kept.append(answered == next_asked[:-1])
+
+    assert all(kept)

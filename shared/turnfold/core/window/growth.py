@@ -85,6 +85,9 @@ def _limits_with_room(window: WindowBuilder, message: Message, number: int) -> W
         if window.total <= window.limits.arrival_tokens or not window.has_hidden:
             return None
         limits = window.limits_by_turns.at_arrival
+        # If only the answer that stayed is too much, its trim also does for the next request.
+        if window.total - _kept_answer_tokens(window) <= limits.tokens:
+            return None
     else:
         limits = window.limits.within_turn
         growth = window.total - window.trimmed_to
@@ -94,6 +97,12 @@ def _limits_with_room(window: WindowBuilder, message: Message, number: int) -> W
             return None
         limits = window.limits_by_turns.within_turn
     return limits if window.total > limits.tokens else None
+
+
+def _kept_answer_tokens(window: WindowBuilder) -> int:
+    """Return the tokens of the last answer if it stayed when it made room; otherwise 0."""
+    answers = [block for block in window.blocks[-2:-1] if block.is_shown]
+    return sum([block.tokens for block in answers if block.head.message is window.made_room_after])
 
 
 def _has_outgrown_room(window: WindowBuilder) -> bool:
