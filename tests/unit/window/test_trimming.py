@@ -288,7 +288,13 @@ def test_long_reasoning_of_earlier_rounds_goes_first_and_that_of_the_latest_stay
 
 
 @pytest.mark.proves("W3", "W14")
-def test_newest_reasoning_that_leaves_no_room_for_anything_else_goes_before_anything_else() -> None:
+@pytest.mark.parametrize(
+    ("budget", "is_emergency", "shortened"),
+    [(1_500, False, ["e4#0"]), (2_500, True, ["e3#0", "e4#0"])],
+)
+def test_newest_reasoning_that_leaves_no_room_for_anything_else_goes_before_anything_else(
+    budget: int, is_emergency: bool, shortened: list[str]
+) -> None:
     """It would leave anyway, after every other message, the digest's names and the answer."""
     session = history(
         [
@@ -300,10 +306,12 @@ def test_newest_reasoning_that_leaves_no_room_for_anything_else_goes_before_anyt
         ]
     )
 
-    made = asked_of(session, 1_500)
+    made = asked_of(session, budget, is_emergency=is_emergency)
 
-    assert [name for name, form in forms(made).items() if not form.is_whole] == ["e4#0"]
+    assert made.account.folded == 0
+    assert [name for name, form in forms(made).items() if not form.is_whole] == shortened
     assert forms(made)["e4#0"].without_reasoning
+    assert forms(made)["e4#0"].cut is None
 
 
 @pytest.mark.proves("W2", "O10")

@@ -231,6 +231,7 @@ def trim_for_emergency(window: WindowBuilder) -> None:
     then 2, then leave out the oldest blocks.
     """
     window.begin_trim()
+    drop_excessive_reasoning(window)
     for block in window.blocks:
         if not window.is_protected(block):
             window.apply(block, block.head, MessageView.drop_reasoning)
