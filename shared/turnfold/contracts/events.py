@@ -240,9 +240,9 @@ def elements_shape(name: object, elements: list[Any]) -> Shape:
     fault_of = FAULTS.get(name) if isinstance(name, str) else None
     if fault_of is None:
         raise wrong_shape(f"shape must be one of {', '.join(Shape)}")
-    for element in elements:
+    for place, element in enumerate(elements):
         if fault := fault_of(element):
-            raise wrong_shape(fault)
+            raise wrong_shape(f"messages[{place}]: {fault}")
     return CHAT if name is CHAT else Shape(str(name))
 
 

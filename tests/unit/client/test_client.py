@@ -129,7 +129,11 @@ def test_an_event_above_the_limits_is_refused_before_it_is_sent(
     ("messages", "shape", "told"),
     [
         ([], None, "at least one message"),
-        ([{"role": "user"}, {"content": "hi"}], None, "a message needs one of the roles assistant"),
+        (
+            [{"role": "user"}, {"content": "hi"}],
+            None,
+            r"messages\[1\]: a message needs one of the roles",
+        ),
         ([{"role": "usr"}], None, "a message needs one of the roles assistant"),
         ([{"type": 1}], "responses", "the type of an item must be a string"),
         ([{"role": "user"}], "gemini", "shape must be one of chat"),
