@@ -20,6 +20,8 @@ clients wait by default. A caller that waits for less hangs up, which ends the r
 
 _LONG_BYTES: Final = 64 * 1024
 """The length of a request that may be answered, and its connection closed, before its end."""
+_EARLY_BYTES: Final = 1024 * 1024
+"""The bytes of an answer that are kept until its request is sent; the rest waits."""
 
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -139,9 +141,12 @@ class _ProviderStream(httpcore.AsyncNetworkStream):
             await cancel_and_wait(receiving)
 
     async def _receive(self) -> None:
-        while chunk := await self._stream.read(_LONG_BYTES):
+        while len(self._early) < _EARLY_BYTES:
+            chunk = await self._stream.read(_LONG_BYTES)
             self._early += chunk
-        self._has_ended = True
+            if not chunk:
+                self._has_ended = True
+                return
 
 
 def response_start(response: httpx.Response, more: Mapping[str, str]) -> Message:
