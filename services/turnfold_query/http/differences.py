@@ -54,6 +54,8 @@ def add_differences(app: FastAPI, dispatcher: QueryDispatcher) -> None:
                 max_tokens=max_tokens,
                 model=model,
                 entries=True,
+                # With the summary in it, as the console shows windows.
+                placement="user",
                 follow_budget=False,
             )
             answers.append(json.loads((await dispatcher.context(key, asked, place)).body))

@@ -67,6 +67,9 @@ async def check_difference(http: httpx.AsyncClient, counts: Json) -> None:
     assert (changed["counts"]["folded"], shown) == (6, counts["messages_live"])
     kinds = {change["message_id"]: change["change"] for change in changed["changes"]}
     assert kinds[moment] == "folded"
+    asked: Json = {"max_tokens": 8_000, "placement": "user", "follow_budget": False}
+    window = (await http.get(f"{SESSION}/context", params=asked)).json()
+    assert changed["after"]["tokens"] == window["window"]["tokens"]
     same = (await http.get(path, params={"before": moment, "after": moment})).json()
     assert (same["changes"], same["counts"]["same"]) == ([], 6)
     assert (await http.get(path, params={"before": "99"})).status_code == 400
