@@ -17,6 +17,7 @@ from turnfold_query.console.api import DOTS_END
 
 TEXT_CHARACTERS = 20_000
 PREVIEW_CHARACTERS = 160
+_TURNING: Final = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
 SNIPPET_BEFORE = 50
 _SIZES = (
     (999_500_000, 1_000_000_000, "B"),
@@ -112,11 +113,19 @@ def sentence(text: str) -> str:
     return begun + ("" if text.endswith((".", "?", "!")) else ".")
 
 
+def finalize(value: Any) -> Any:
+    """Replace characters that turn the direction of text, behind which it looks like another.
+
+    Markup stays, such as the value of a field, which comes back with the form.
+    """
+    return _TURNING.sub("\N{REPLACEMENT CHARACTER}", value) if type(value) is str else value
+
+
 def snippet(text: str, query: str) -> Markup:
     """Return the part of a text that a query found, in one line, with the words marked."""
     question = SearchQuery.of(query)
     longest = sorted(question.words, key=lambda word: (-len(word), word))
-    line = " ".join(text.split())
+    line = finalize(" ".join(text.split()))
     places = (_words(word).search(line) for word in (question.text, *longest))
     first = next((place.start() for place in places if place), 0)
     start = max(0, first - SNIPPET_BEFORE) if len(line) > PREVIEW_CHARACTERS else 0

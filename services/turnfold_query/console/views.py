@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from turnfold.errors import BadRequest, TooLarge
 from turnfold.messages import MOST_EXACT
 from turnfold_query.console.api import ApiError
-from turnfold_query.console.formats import FILTERS
+from turnfold_query.console.formats import FILTERS, finalize
 from turnfold_query.console.visitors import (
     FORM_COOKIE,
     FORM_FIELD,
@@ -33,6 +33,7 @@ templates = Environment(
     loader=PackageLoader("turnfold_query.console"),
     autoescape=True,
     undefined=StrictUndefined,
+    finalize=finalize,
     trim_blocks=True,
     lstrip_blocks=True,
 )

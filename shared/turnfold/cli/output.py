@@ -9,12 +9,11 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from turnfold.cli.tables import cell_line, show_table
+from turnfold.cli.tables import UNSAFE, cell_line, show_table
 
 PIPE_WIDTH = 120
 # JSON does not require to escape these, and a terminal obeys them.
-_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
+_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def console() -> Console:
@@ -81,12 +80,12 @@ def counted(number: int, noun: str) -> str:
 
 def printable(text: str) -> str:
     """Replace characters that could control the terminal, or turn the direction of its lines."""
-    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+    return UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 def one_line(text: str) -> str:
     """Replace line breaks, and characters that `printable` replaces, by blanks."""
-    return _UNSAFE.sub(" ", text).replace("\n", " ").replace("\t", " ")
+    return UNSAFE.sub(" ", text).replace("\n", " ").replace("\t", " ")
 
 
 def clipped(text: str, characters: int) -> str:

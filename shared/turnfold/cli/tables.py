@@ -37,6 +37,8 @@ LABELS = {
 }
 """Headings that are shorter than the names of their columns."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
+UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that control a terminal, or turn the direction of its lines."""
 TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d(?:\.\d+)?)Z")
 
 Row = Mapping[str, Any]
@@ -193,7 +195,9 @@ def _shown(column: str, row: Row) -> str:
         and not isinstance(value, bool)
         and not column.endswith(("_id", "_seq"))
     )
-    return f"{value:,}" if is_count else TIME.sub(r"\1 \2", cell_line(value))
+    if is_count:
+        return f"{value:,}"
+    return TIME.sub(r"\1 \2", UNSAFE.sub("\N{REPLACEMENT CHARACTER}", cell_line(value)))
 
 
 def cell_line(value: Any) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from tests.terminal_output import Terminal
 from turnfold.cli.audit_tables import show_trails
 from turnfold.cli.context import show_message
-from turnfold.cli.output import console, one_line, print_rows
+from turnfold.cli.output import console, one_line, print_rows, show_json
 from turnfold.cli.tables import show_table, show_text
 
 ODD = "a\x1b]52;c;cHduZWQ=\x1b\\ \x1b[2J b\x9b31m \x7f\ud800"
@@ -88,6 +88,19 @@ def test_a_message_is_shown_with_its_own_spaces_and_joiners_but_in_its_order(
     assert SPACED in out.getvalue()
     assert out.getvalue().splitlines()[1:] == [f"{' ' * 10}{text}", f"{' ' * 10}end�over�txt"]
     assert one_line(f"{text}\r\nend\u202e.") == f"{text}  end ."
+
+
+@pytest.mark.proves("O3")
+def test_a_row_that_turns_its_direction_is_seen_to_do_so(out: Terminal) -> None:
+    with contextlib.redirect_stdout(out):
+        show_table(console(), "", ["agent_id"], [{"agent_id": "a\u202eb"}])
+        show_json({"agent_id": "a\u202eb"})
+
+    assert [line.strip() for line in out.getvalue().splitlines()] == [
+        "agent",
+        "a�b",
+        '{"agent_id": "a\\u202eb"}',
+    ]
 
 
 @pytest.mark.proves("O3")

@@ -3,6 +3,7 @@
 import pytest
 
 from turnfold_query.console.formats import details, money, sentence, short, snippet, text_of
+from turnfold_query.console.views import templates
 
 
 @pytest.mark.proves("V1")
@@ -29,6 +30,17 @@ def test_a_snippet_of_a_long_message_is_cut_on_both_sides() -> None:
     assert shown.startswith("…")
     assert shown.endswith("…")
     assert len(shown) < 200
+
+
+@pytest.mark.proves("V1")
+def test_a_text_that_turns_its_direction_is_seen_to_do_so_and_comes_back_with_its_form() -> None:
+    template = '{{ t }}, {{ t|preview }}, {{ t|snippet("b") }}, <input value="{{ t|e }}">'
+
+    shown = templates.from_string(template).render(t="<\u202ea b\u2066")
+
+    assert (
+        shown == '&lt;�a b�, &lt;�a b�, &lt;�a <mark>b</mark>�, <input value="&lt;\u202ea b\u2066">'
+    )
 
 
 @pytest.mark.proves("V1")
