@@ -22,7 +22,7 @@ from turnfold_proxy.metrics import ProxyMetrics
 from turnfold_proxy.recorder import Call, PreparedCall, Recorder
 from turnfold_proxy.relay import AnswerTap, CallerGone, UpstreamBroken, relay, until_gone
 from turnfold_proxy.session_of_request import session_id
-from turnfold_proxy.upstream import Upstream, encoded
+from turnfold_proxy.upstream import API_ROOT, Upstream, encoded
 
 BODY_BYTES: Final = 64 * 1024 * 1024
 
@@ -90,7 +90,9 @@ class ProxyApp:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         headers = Headers(scope=scope)
-        api = APIS.get(scope["path"]) if scope["method"] == "POST" else None
+        # The base URL of a client may lack it; a provider's URL that ends with it answers then, too.
+        path = API_ROOT + scope["path"].removeprefix(API_ROOT)
+        api = APIS.get(path) if scope["method"] == "POST" else None
         if api is None:
             response = await self._sent(scope, receive, body, is_plain=False)
             await _relayed(relay(response, receive, send, headers={}))

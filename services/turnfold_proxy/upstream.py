@@ -31,7 +31,7 @@ _HOP_BY_HOP: Final = frozenset(
 )  # fmt: skip
 # `httpx.Request` writes the first two anew, and the HTTP server has already asked for the body.
 _OF_ONE_REQUEST: Final = _HOP_BY_HOP | {"host", "content-length", "expect"}
-_API_ROOT: Final = "/v1"
+API_ROOT: Final = "/v1"
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -86,8 +86,8 @@ class Upstream:
         # The server accepts targets such as `*@host/`, which would name another host.
         if not target.startswith("/"):
             raise httpx.InvalidURL("the target is no path")
-        if self._base and (target == _API_ROOT or target.startswith((f"{_API_ROOT}/", "/v1?"))):
-            target = target.removeprefix(_API_ROOT)
+        if self._base and (target == API_ROOT or target.startswith((f"{API_ROOT}/", "/v1?"))):
+            target = target.removeprefix(API_ROOT)
         return f"{self._root}{self._base}{target}"
 
 

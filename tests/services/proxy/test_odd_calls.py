@@ -301,6 +301,17 @@ async def test_a_compressed_call_reaches_the_provider_and_its_answer_says_that_i
 
 
 @pytest.mark.proves("G10")
+async def test_a_base_url_without_its_version_is_recorded_as_well(scene: ProxyScene) -> None:
+    headers = {"x-turnfold-session": "no-version"}
+    call = {"model": "gpt-4.1", "messages": [{"role": "user", "content": "Where is it?"}]}
+
+    await scene.http.post("/chat/completions", headers=headers, json=call)
+
+    assert scene.provider.requests[-1].path == "/chat/completions"
+    assert ("user", "Where is it?") in await scene.texts("no-version")
+
+
+@pytest.mark.proves("G10")
 async def test_a_health_check_without_a_body_asks_the_proxy_and_not_its_provider(
     scene: ProxyScene,
 ) -> None:
