@@ -24,6 +24,7 @@ from turnfold.contracts.reading import (
     is_policy_read,
     read_command,
     read_request,
+    with_ignored,
 )
 from turnfold.contracts.requests import (
     Command,
@@ -340,7 +341,7 @@ class QueryServer:
                 if issubclass(model, Command)
                 else read_request(model, message.data)
             )
-            body = await self._dispatcher.answer(name, key, request, place)
+            body = with_ignored(await self._dispatcher.answer(name, key, request, place), request)
         # The connection of the request, which nats-py does not publish.
         connection = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         # The caller would wait in vain for more.

@@ -13,7 +13,7 @@ from turnfold.contracts.history_requests import (
     SearchRequest,
     SessionListRequest,
 )
-from turnfold.contracts.reading import read_query, read_request
+from turnfold.contracts.reading import read_query, read_request, with_ignored
 from turnfold.contracts.requests import (
     ContextQuery,
     CountsRequest,
@@ -43,7 +43,8 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     async def reply(
         name: str, http: Request, key: SessionKey | AgentId, request: RequestModel
     ) -> Response:
-        return bytes_response(await dispatcher.answer(name, key, request, place_of(http.scope)))
+        answer = await dispatcher.answer(name, key, request, place_of(http.scope))
+        return bytes_response(with_ignored(answer, request))
 
     _add_messages(app, dispatcher, reply)
     add_differences(app, dispatcher)

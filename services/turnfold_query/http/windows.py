@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnfold.access.refusals import refusal
+from turnfold.contracts.reading import with_ignored
 from turnfold.contracts.requests import ContextQuery
 from turnfold.errors import RequestError
 from turnfold.messages import SessionKey
@@ -40,7 +41,7 @@ async def answer_window(
     window = await dispatcher.context(key, request, place_of(scope))
     if not window.is_modified or window.etag in tags:
         return Response(status_code=304, headers={"ETag": f'"{window.etag}"'})
-    return bytes_response(window.body, ETag=f'"{window.etag}"')
+    return bytes_response(with_ignored(window.body, query), ETag=f'"{window.etag}"')
 
 
 def _tags(headers: Headers) -> list[str]:

@@ -1,5 +1,6 @@
 """Read requests into their models, and say what is wrong with one in a sentence."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -7,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from turnfold.contracts.json_values import json_object
-from turnfold.contracts.requests import Command, Request
+from turnfold.contracts.requests import Command, RecallFields, Request
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, SessionKey
 
@@ -30,7 +31,9 @@ def is_policy_read(body: bytes) -> bool:
 Shape = TypeVar("Shape", bound=Request)
 CommandShape = TypeVar("CommandShape", bound=Command)
 MAX_NAME_CHARACTERS = 100
-"""The maximum length of an unknown field's name in an error message."""
+"""The maximum length of an unknown field's name in an error message or an answer."""
+MOST_IGNORED = 10
+"""The most unknown fields that an answer names."""
 _ESCAPES = re.compile(
     rb"\\[^u]|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)", re.DOTALL
 )
@@ -93,6 +96,21 @@ def read_query(shape: type[Shape], fields: dict[str, str]) -> Shape:
         return shape.model_validate(fields)
     except ValidationError as error:
         raise BadRequest(first_fault(_faults(error))) from None
+
+
+def with_ignored(reply: bytes, request: Request) -> bytes:
+    """Add to an answer the names of fields that the model of its request lacks, if there are any.
+
+    The ids of the subject may be repeated.
+    """
+    names = [name for name in request.model_extra or () if name not in SessionKey._fields]
+    if isinstance(recall := getattr(request, "recall", None), RecallFields):
+        names += [f"recall.{name}" for name in recall.model_extra or ()]
+    if not names:
+        return reply
+    named = [name[:MAX_NAME_CHARACTERS] for name in names[:MOST_IGNORED]]
+    # An answer has at least one field, so a comma may follow.
+    return b'{"ignored": %s, ' % json.dumps(named).encode() + reply.removeprefix(b"{")
 
 
 def _faults(error: ValidationError) -> Sequence[Mapping[str, Any]]:

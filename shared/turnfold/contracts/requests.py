@@ -1,7 +1,7 @@
 """Request models for NATS and HTTP.
 
-Known fields are validated strictly. Requests that read ignore unknown fields, and requests that
-write reject them.
+Known fields are validated strictly. Requests that read ignore unknown fields, which their answers
+name, and requests that write reject them.
 """
 
 from typing import Annotated, Any, Literal
@@ -23,9 +23,9 @@ AS_OF = (
 
 
 class Request(BaseModel):
-    """A request: unknown fields are ignored, numbers are finite, values are not converted."""
+    """A request: unknown fields are kept apart, numbers are finite, values are not converted."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
 
 class Command(Request):

@@ -207,6 +207,27 @@ async def test_what_cannot_be_asked_is_refused_in_the_words_of_the_contract_on_b
 
 
 @pytest.mark.proves("X2")
+async def test_an_answer_names_the_fields_that_its_request_misspells(tmp_path: Path) -> None:
+    long = "x" * 200
+    misspelt = {"max_token": 9, "agent_id": "support", "recall": {"token": 9}, long: [{}]}
+    async with running_parts(tmp_path) as parts, parts.running("query"):
+        bus = await nats.connect(parts.server.url)
+        subject = "context.get.support.user-42"
+        window = await asked(bus, subject, json.dumps(misspelt).encode())
+        again = json.dumps({"etag": window["etag"], "wait": 1}).encode()
+        answers = [await asked(bus, subject, again), await asked(bus, subject, b'{"after": 0}')]
+        await bus.close()
+        over_http = [
+            (await http_of(parts, PATH + path, **fields))[1]
+            for path, fields in (("/context", {"max_token": 9}), ("/tools", {"fmt": "openai"}))
+        ]
+
+    assert window["ignored"] == ["max_token", "x" * 100, "recall.token"]
+    assert [answer.get("ignored") for answer in answers] == [["wait"], None]
+    assert [answer.get("ignored") for answer in over_http] == [["max_token"], ["fmt"]]
+
+
+@pytest.mark.proves("X2")
 async def test_a_wrong_method_is_told_the_methods_that_the_path_has(tmp_path: Path) -> None:
     async with (
         running_parts(tmp_path) as parts,

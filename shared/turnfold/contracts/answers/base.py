@@ -15,6 +15,14 @@ class Answer(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
 
+class ReadAnswer(Answer):
+    """An answer to a request that reads."""
+
+    ignored: list[str] | None = Field(
+        None, description="Unknown fields of the request, which have no effect; at most ten."
+    )
+
+
 class OfSession(Answer):
     """An answer about one session."""
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer, AuditHead, OfSession
+from turnfold.contracts.answers.base import Answer, AuditHead, OfSession, ReadAnswer
 from turnfold.contracts.answers.policies import PolicyAnswer
 from turnfold.contracts.fields import (
     AgentField,
@@ -94,7 +94,7 @@ class PopAnswer(Answer):
     )
 
 
-class HistoryAnswer(Answer):
+class HistoryAnswer(ReadAnswer):
     """A page of original messages."""
 
     model_config = example(
@@ -123,7 +123,7 @@ class HistoryAnswer(Answer):
     fresh: bool = FRESH
 
 
-class ElementsAnswer(Answer):
+class ElementsAnswer(ReadAnswer):
     """The answer to `bodies: published`: messages of another shape than chat have no `message`."""
 
     model_config = example(
@@ -152,7 +152,7 @@ class SearchEntry(HistoryEntry):
     score: float = Field(description="Decreases from hit to hit; it has no other meaning.")
 
 
-class SearchAnswer(Answer):
+class SearchAnswer(ReadAnswer):
     """The messages that match a query, best first."""
 
     model_config = example(
@@ -200,7 +200,7 @@ class SessionName(Answer):
     last_event_at: Time | None
 
 
-class SessionAnswer(SessionName):
+class SessionAnswer(SessionName, ReadAnswer):
     """The counts of a session."""
 
     model_config = example(
@@ -311,7 +311,7 @@ class AuditEntry(OfSession):
     )
 
 
-class AuditAnswer(Answer):
+class AuditAnswer(ReadAnswer):
     """Audit rows of a session, oldest first."""
 
     model_config = example(

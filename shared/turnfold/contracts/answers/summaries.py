@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer
+from turnfold.contracts.answers.base import Answer, ReadAnswer
 from turnfold.contracts.answers.history import HistoryEntry
 from turnfold.contracts.fields import (
     AgentField,
@@ -54,7 +54,7 @@ class ListedVersion(VersionFacts):
     compaction_id: CompactionField
 
 
-class VersionListAnswer(Answer):
+class VersionListAnswer(ReadAnswer):
     """All versions of a session, oldest first."""
 
     model_config = example(
@@ -77,7 +77,7 @@ class VersionListAnswer(Answer):
     summaries: list[ListedVersion]
 
 
-class VersionAnswer(ListedVersion, SummaryFields):
+class VersionAnswer(ListedVersion, SummaryFields, ReadAnswer):
     """One version of the summary."""
 
     model_config = example(
@@ -97,7 +97,7 @@ class VersionAnswer(ListedVersion, SummaryFields):
     )
 
 
-class SourcesAnswer(Answer):
+class SourcesAnswer(ReadAnswer):
     """The messages behind a ledger entry or a line of a version."""
 
     model_config = example(

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer, OfSession
+from turnfold.contracts.answers.base import Answer, OfSession, ReadAnswer
 from turnfold.contracts.answers.summaries import SummaryFields
 from turnfold.contracts.fields import (
     ChatMessage,
@@ -100,7 +100,7 @@ class WindowEntry(Answer):
     )
 
 
-class ContextAnswer(OfSession):
+class ContextAnswer(OfSession, ReadAnswer):
     """The model's next input: the summary in force and the newest messages, within the budget."""
 
     model_config = example(
@@ -169,7 +169,7 @@ class ContextAnswer(OfSession):
     pending: PendingMessages
 
 
-class UnchangedAnswer(Answer):
+class UnchangedAnswer(ReadAnswer):
     """The window has not changed since the requested etag; over HTTP this is the status 304."""
 
     model_config = example(not_modified=True, etag="9f1c0b7a5d3e4f6a8b2c1d0e")
@@ -187,7 +187,7 @@ class ToolDefinition(Answer):
     input_schema: dict[str, Any] | None = Field(None, description="Only with `format: anthropic`.")
 
 
-class ToolsAnswer(Answer):
+class ToolsAnswer(ReadAnswer):
     """The tools with which a model looks things up in its session."""
 
     model_config = example(
@@ -205,7 +205,7 @@ class ToolsAnswer(Answer):
     format: ToolFormat
 
 
-class ToolAnswer(Answer):
+class ToolAnswer(ReadAnswer):
     """The result of a tool, as data for the model."""
 
     model_config = example(content="No message matches.")
