@@ -90,7 +90,7 @@ class ProxyApp:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         headers = Headers(scope=scope)
-        # The base URL of a client may lack it; a provider's URL that ends with it answers then, too.
+        # A client's base URL may lack it: a provider's URL that ends with it answers then, too.
         path = API_ROOT + scope["path"].removeprefix(API_ROOT)
         api = APIS.get(path) if scope["method"] == "POST" else None
         if api is None:

@@ -65,7 +65,7 @@ async def forward_to_worker(
             subject, body, seconds=WRITE_SECONDS, read=read, headers=headers
         )
     except nats.errors.Error:
-        raise Unavailable("no worker replied; retry when one runs") from None
+        raise Unavailable("no worker replied; `turnfold doctor` says if one runs") from None
     error_json = reply.get("error", {})
     code = error_json.get("code")
     return bytes_response(

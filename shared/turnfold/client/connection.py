@@ -162,7 +162,7 @@ class Connection:
                 )
         except nats.errors.NoRespondersError as error:
             raise Unavailable(
-                "no service answers this request; check that the worker and the query service run"
+                "no service answers this request; `turnfold doctor` says which one is missing"
             ) from error
         except nats.errors.TimeoutError as error:
             raise Unavailable(f"no answer within {seconds:g} seconds; try again") from error
