@@ -6,15 +6,15 @@ from turnfold.core.recall.question import question_of
 from turnfold.operations.query.reading_room import ReadingRoom
 from turnfold.ports.recall import SearchedSession
 
-LARGE, LARGER, ALONE = 1, 2, 3
-SIZES = [0, 50, 60, 40]
+LARGE, LARGER, ALONE, HUGE = 1, 2, 3, 4
+SIZES = [0, 50, 60, 40, 550]
 
 
 def room(tokens: int, shown: frozenset[int] = frozenset()) -> ReadingRoom:
-    """Room in a session of four messages."""
+    """Room in a session of five messages."""
     session = SearchedSession(
         question=question_of("lantern"),
-        positions=range(4),
+        positions=range(5),
         tokens=SIZES,
         masks=(),
         matches=(),
@@ -34,7 +34,18 @@ def test_what_is_taken_takes_its_room_once() -> None:
         one.take(ordinal)
 
     assert list(one.taken) == [ALONE, LARGE]
-    assert one.share_left == (100 - SIZES[ALONE] - SIZES[LARGE]) / 100
+    assert one.share_left == (110 - SIZES[ALONE] - SIZES[LARGE]) / 110
+
+
+@pytest.mark.proves("F2")
+def test_a_message_too_large_for_the_block_leaves_its_room_to_others() -> None:
+    """The room for reading is larger than that of the block: a message that takes both is a gap."""
+    one = room(520)
+
+    for ordinal in (HUGE, LARGE):
+        one.take(ordinal)
+
+    assert list(one.taken) == [LARGE]
 
 
 @pytest.mark.proves("F2")

@@ -113,6 +113,18 @@ def test_a_block_within_a_turn_is_not_halved_by_its_next_step(budget: int, share
 
 
 @pytest.mark.proves("F2")
+@pytest.mark.parametrize("before", [[], CALL], ids=["talk", "work"])
+def test_only_an_agent_that_acts_keeps_room_for_its_turn(before: list[Any]) -> None:
+    """In talk, the next message decides another block."""
+    asked = window([*before, *([user("So?"), assistant(words(20))] * 3), user("And?")])
+    left = asked.limits.tokens - asked.total
+
+    room = room_for_recall(asked, Policy(), RecallWish(), factor=1.0)
+
+    assert left - room == (asked.turns.median_after_request if before else 0)
+
+
+@pytest.mark.proves("F2")
 def test_a_room_that_holds_no_block_worth_its_frame_is_none() -> None:
     grown = window([*TALK, *CALL])
 

@@ -57,8 +57,6 @@ DecisionKey = tuple[int, *tuple[object, ...]]
 DECISIONS_BYTES: Final = 16_000_000
 MESSAGE_BYTES: Final = 1_000
 """About the bytes that a message of a cached decision takes in addition to its text."""
-MORE_READ: Final = 1.1
-"""Messages of this many times the room are read: neighbors take fewer tokens in a block."""
 LEAST_LEFT: Final = 0.05
 """If less than this share of it is left, no more messages are searched: the block is full."""
 FIRST_RANKED: Final = 60
@@ -250,7 +248,7 @@ def _chosen(session: SearchedSession, moment: RecallMoment, asked: frozenset[Nam
         request = bisect_right(session.positions, moment.request_position)
         if sum(session.tokens[request:known]) < moment.least_growth:
             return Choice(())
-    room = ReadingRoom(session, moment.shown, int(MORE_READ * (moment.room - FRAME_TOKENS)))
+    room = ReadingRoom(session, moment.shown, moment.room - FRAME_TOKENS)
     newest = islice(range(known - 1, -1, -1), MOST_FILLED)
     # An agent at work needs what its tools returned, whoever asks.
     is_talk = not moment.share_of_quotes

@@ -15,19 +15,20 @@ QUOTES_AT_REQUEST: Final = 0.5
 def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, factor: float) -> int:
     """Return the raw tokens that the block of a window may take; 0 if it is too little.
 
-    When a turn begins or ends, the room is what the window leaves of its budget, less what the turn
-    is expected to add, but at least what windows leave when a request arrives. In a running turn it
-    is most of what is left, so that the block is halved only after some steps; small windows are
-    trimmed before a block that takes all is gone. `factor` converts the limits of the wish to raw
-    counts.
+    When a turn begins or ends, the room is what the window leaves of its budget. If the agent acts,
+    less what the turn is expected to add, but at least what windows leave when a request arrives;
+    in talk, the next message decides another block. In a running turn the room is most of what is
+    left, so that the block is halved only after some steps; small windows are trimmed before a
+    block that takes all is gone. `factor` converts the limits of the wish to raw counts.
     """
     budget = window.limits.tokens
     left = room = budget - window.total
-    if _is_at_boundary(window):
+    if not _is_at_boundary(window):
+        if not window.limits.is_small:
+            room = int(TAKEN_WITHIN_TURN * left)
+    elif window.turns.is_work:
         expected = min(window.turns.median_after_request, int(MOST_TURN_SHARE * budget))
         room = min(max(left - expected, budget - window.limits_by_turns.arrival_tokens), left)
-    elif not window.limits.is_small:
-        room = int(TAKEN_WITHIN_TURN * left)
     room = min(room, policy.recall_max_tokens)
     if wish.tokens is not None:
         room = min(room, int(wish.tokens / factor))
