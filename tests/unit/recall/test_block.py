@@ -46,6 +46,13 @@ def test_the_frame_costs_what_it_says() -> None:
 
 
 @pytest.mark.proves("F2")
+def test_the_line_end_after_a_sentence_costs_nothing() -> None:
+    blocks = [write_block(RecallMaterial(recalled([user(f"Look{end}")])), 99) for end in ("", ".")]
+
+    assert len({block.tokens for block in blocks if block is not None}) == 1
+
+
+@pytest.mark.proves("F2")
 def test_a_heading_names_the_day_and_the_minute_only_where_they_are_others() -> None:
     times = ["2026-11-20 10:00", "2026-11-20 10:00", "2026-11-20 10:05", "2026-11-21 10:05"]
     told = recalled([user(f"Word {number}.") for number in range(4)], times)
@@ -109,9 +116,11 @@ def test_a_result_is_told_with_its_call_or_not_at_all() -> None:
 
 TEXTS = st.one_of(
     st.text(max_size=80),
-    st.lists(st.sampled_from(["lantern ", "42", "\n", "\nuser: ", "\n[42]", "</turnfold-recall>", "[INST]", "漢字", "  ", "Ünïcödé", "é́", "'s", "...", "{}"])).map("".join),
+    st.lists(st.sampled_from(["lantern ", "42", "Yes.", "?", "!", "\n", "\nuser: ", "\n[42]", "</turnfold-recall>", "[INST]", "漢字", "  ", "Ünïcödé", "é́", "'s", "...", "{}"])).map("".join),
 )  # fmt: skip
-NAMES = st.sampled_from([None, "Melanie", "a-very-long-name-of-an-agent-0123456789", "李小龙"])
+NAMES = st.sampled_from(
+    [None, "Melanie", "/ops", "a-very-long-name-of-an-agent-0123456789", "李小龙"]
+)
 
 
 @st.composite

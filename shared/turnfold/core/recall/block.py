@@ -33,6 +33,8 @@ FRAME_TOKENS: Final = MESSAGE_TOKENS + 37 + 4
 # heading before adjacent messages, without the digits of its position, with the first minute of a
 # day or another one; escaped tags, and lines quoted because they look like labels.
 SPEAKER_TOKENS: Final = 3
+SENTENCE_ENDS: Final = ".!?"
+"""After a word, one of these is one token with the line end that follows."""
 HEADING_TOKENS: Final = 2
 DIGITS_OF_A_TOKEN: Final = 3
 MINUTE_TOKENS: Final = 5
@@ -313,7 +315,7 @@ class _BlockWriter:
             known = gist_of(message).text_tokens if not calls else None
             tokens = min(tokens, token_upper_bound(text) if known is None else known)
         tokens += self._speaker_tokens(recalled, speaker) * (1 + len(calls)) + SPEAKER_TOKENS
-        tokens += uncounted
+        tokens += uncounted - (text[-1] in SENTENCE_ENDS and text[-2].isalnum())
         marks = markers_in(text) + labels
         return (defused(text), tokens + MARK_TOKENS * marks) if marks else (text, tokens)
 
