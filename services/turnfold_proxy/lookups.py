@@ -249,7 +249,7 @@ class Lookups:
         is_answer = 200 <= response.status_code < 300
         answer = tap.answer() if is_answer else None
         if answer is not None and self._lookups:
-            # The usage counts the lookups, which are no part of the session.
+            # The usage counts the lookups, which do not belong to the session.
             answer = replace(answer, usage=None)
         return HeldAnswer(response, chunks, answer, is_whole, self._lookups)
 

@@ -31,7 +31,7 @@ class UpstreamBroken(Exception):
 
 
 class AnswerTap:
-    """Read the bytes of an answer that pass by, up to data that is no JSON.
+    """Read the bytes of an answer that pass by, up to data that is not JSON.
 
     Clients stop there as well. An answer with events of an unknown form is not recorded.
     """

@@ -68,7 +68,7 @@ class Upstream:
 
         Raises:
             httpx.HTTPError: the provider does not answer.
-            httpx.InvalidURL: the target is no path, or too long.
+            httpx.InvalidURL: the target is not a path, or is too long.
         """
         # `build_request` would add the client's headers, and cookies of earlier answers, which may
         # belong to other callers.
@@ -85,7 +85,7 @@ class Upstream:
         """Return the address of a path: a path of the provider's URL stands in place of `/v1`."""
         # The server accepts targets such as `*@host/`, which would name another host.
         if not target.startswith("/"):
-            raise httpx.InvalidURL("the target is no path")
+            raise httpx.InvalidURL("the target is not a path")
         if self._base and (target == API_ROOT or target.startswith((f"{API_ROOT}/", "/v1?"))):
             target = target.removeprefix(API_ROOT)
         return f"{self._root}{self._base}{target}"

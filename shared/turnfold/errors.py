@@ -162,7 +162,7 @@ class EventFault(StrEnum):
     TOO_LARGE = "too_large", "more bytes than an event may have"
     TOO_MANY_MESSAGES = "too_many_messages", "more messages than an event may have"
     TOO_DEEP = "too_deep", "lists and objects are nested too deeply"
-    EVENT_ID_REUSED = "event_id_reused", "an event of this id with other content is stored"
+    EVENT_ID_REUSED = "event_id_reused", "an event with this id and other content is stored"
     TOO_MANY_SESSIONS = "too_many_sessions", "the agent has reached its limit of sessions"
     REFUSED_BY_DATABASE = "refused_by_database", "the database cannot store a value in it"
 

@@ -45,7 +45,7 @@ def check_responses(items: Sequence[object]) -> None:
     """Check that all are items of the Responses API.
 
     Raises:
-        BadRequest: an item is no object, or a message has no role.
+        BadRequest: an item is not an object, or a message has no role.
     """
     _require([item_fault(item) for item in items])
 
@@ -66,7 +66,7 @@ def chat_from_responses(items: Sequence[Json]) -> list[dict[str, Any]]:
     Reasoning is left out. Items of unknown types become JSON text.
 
     Raises:
-        BadRequest: an item is no object, or a message has no role.
+        BadRequest: an item is not an object, or a message has no role.
     """
     check_responses(items)
     views = responses.chat_views(items, [""] * len(items))

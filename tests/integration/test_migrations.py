@@ -385,7 +385,7 @@ async def test_a_database_out_of_reach_is_told_in_one_sentence(tmp_path: Path) -
         f"sqlite+aiosqlite:///{tmp_path}/file/turnfold.db",
         "postgresql+asyncpg://nobody@127.0.0.1:1/nothing",
     ):
-        with pytest.raises(StartError, match=r"the database .*cannot be|is no SQLite database"):
+        with pytest.raises(StartError, match=r"the database .*cannot be|is not a SQLite database"):
             await upgrade(url)
 
 

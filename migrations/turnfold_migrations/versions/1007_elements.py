@@ -1,4 +1,4 @@
-"""Elements that are no chat messages, beside their chat view."""
+"""Elements that are not chat messages, beside their chat view."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -60,7 +60,7 @@ Calls = tuple[set[str], set[str]]
 
 @dataclass(frozen=True, slots=True)
 class LookupCall:
-    """A call of a tool with JSON arguments; `arguments` is None if they are no JSON."""
+    """A call of a tool with JSON arguments; `arguments` is None if they are not JSON."""
 
     call_id: str
     name: str
@@ -159,7 +159,7 @@ def elements_of(value: Any) -> list[Element]:
         ValueError: the value is something else.
     """
     if not isinstance(value, list) or not all(isinstance(element, dict) for element in value):
-        raise ValueError("the conversation is no list of objects")
+        raise ValueError("the conversation is not a list of objects")
     return value
 
 
@@ -195,7 +195,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def content_identity(content: Any) -> Any:
-    """Return the content of an element: a text, stripped, or the parts that are no plain text.
+    """Return the content of an element: a text, stripped, or the parts that are not plain text.
 
     Thoughts, which some models write into the content, are left out: clients may drop them.
     """
@@ -219,7 +219,7 @@ def content_identity(content: Any) -> Any:
 
 
 def content_text(content: Any) -> str:
-    """Return a content as text, with what is no text as JSON, and without marks of a cache."""
+    """Return a content as text, with what is not text as JSON, and without marks of a cache."""
     return dumped(content_identity(content))
 
 
@@ -237,7 +237,7 @@ def with_more_tools(body: Mapping[str, Any], tools: Sequence[Element]) -> dict[s
     """Return a request with more tools at the end.
 
     Raises:
-        ValueError: the caller's tools are no list of objects, or one of them has such a name.
+        ValueError: the caller's tools are not a list of objects, or one of them has such a name.
     """
     own = elements_of(body.get("tools") or [])
     if not set(map(_name_of_tool, tools)).isdisjoint(map(_name_of_tool, own)):

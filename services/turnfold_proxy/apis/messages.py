@@ -91,7 +91,7 @@ class MessagesApi:
     def calls(self, element: Element) -> Calls:
         """Return the ids of the blocks that call tools, and of those that answer one.
 
-        A call that the provider runs is no call here, but its result in a later message is one.
+        A call that the provider runs is not a call here, but its result in a later message is one.
         """
         content = element.get("content")
         blocks = content if isinstance(content, list) else []

@@ -110,7 +110,7 @@ class PageView:
         """Check that the visitor may change something.
 
         Raises:
-            ApiError: they are no operator.
+            ApiError: they are not an operator.
         """
         if not self.visitor.is_operator:
             raise ApiError(
@@ -121,7 +121,7 @@ class PageView:
         """Return the fields of a form that this visitor sent from a page made for them.
 
         Raises:
-            ApiError: the form was not made for them, or they are no operator.
+            ApiError: the form was not made for them, or they are not an operator.
         """
         fields = await form_of(self.request)
         self.check_operator()

@@ -91,7 +91,7 @@ def add_fields(body: bytes, path_fields: dict[str, Any]) -> bytes:
         return body
     body_json = json_object(body or b"{}")
     if body_json is None:
-        raise BadRequest("request body must be a JSON object")
+        raise BadRequest("the request body must be a JSON object")
     # The path goes last, so that no field of the body replaces what the URL names.
     return json.dumps(body_json | path_fields).encode()
 

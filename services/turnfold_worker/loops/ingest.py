@@ -75,7 +75,7 @@ class IngestLoop:
     async def finish(self) -> None:
         """Finish the running batches; those that were received and not begun are redelivered.
 
-        This is no part of `run`, which may be cancelled repeatedly: a batch that is cancelled
+        This does not belong to `run`, which may be cancelled repeatedly: a batch that is cancelled
         during its commit would be stored and redelivered.
         """
         await self._receiver.stop()

@@ -80,6 +80,6 @@ def is_local_name(host: str) -> bool:
 
 def _name_in(host: str) -> str:
     """Return a host without its port."""
-    # An IPv6 address ends with a bracket unless a port follows, so its last group is no port.
+    # An IPv6 address ends with a bracket unless a port follows, so its last group is not a port.
     name, _, port = host.strip().rpartition(":")
     return (name if port.isdigit() else host).strip(" []").lower()

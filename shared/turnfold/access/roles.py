@@ -238,7 +238,7 @@ def _user(key: Key, permissions: Permissions) -> str:
     )
 
 
-# Hints are no export: an agent must not be able to send one.
+# Hints are not exported: an agent must not be able to send one.
 _ASKED = f"{ASKED}.*.*"
 # A worker reads the stream, acknowledges events (two forms of the subject), deletes erased and
 # old events, publishes dead letters again, and publishes notices and signals.

@@ -48,7 +48,7 @@ class SortedCommands(TyperGroup):
         return sorted(super().list_commands(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command; end the program with one sentence if there is none of this name."""
+        """Return the command; end the program with one sentence if none has this name."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             sys.stderr.write(
                 f"turnfold: `{ctx.command_path}` has no command {args[0]!r};"

@@ -124,7 +124,7 @@ async def _window(agent: str, session: str, **fields: Any) -> Window:
     async with connected_session(agent, session) as chosen:
         window = await chosen.context(**fields)
         if not window.account.total:
-            # A window of nothing is no error, but a wrong name is.
+            # An empty window is not an error, but a wrong name is.
             await chosen.status()
         return window
 

@@ -132,7 +132,7 @@ async def _read_versions(
         if after is None:
             after = (await chosen.status()).get("summary_version")
         if after is None:
-            raise Conflict("session has no summary in force; specify two versions")
+            raise Conflict("the session has no summary in force; specify two versions")
         return await chosen.summary(before), await chosen.summary(after)
 
 

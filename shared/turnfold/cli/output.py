@@ -19,7 +19,7 @@ _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 def console() -> Console:
     """Return a console for stdout; in a pipe it has no colors and a fixed width.
 
-    It prints texts as they are: brackets and colons in ids and paths are no markup.
+    It prints texts as they are: brackets and colons in ids and paths are not markup.
     """
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     return Console(width=width, highlight=False, soft_wrap=False, markup=False, emoji=False)

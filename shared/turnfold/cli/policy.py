@@ -114,7 +114,7 @@ async def _read(agent: str, session: str | None) -> dict[str, Any]:
                 raise await unknown_agent(agent)
             return answer
         async with existing_session(client, agent, session) as chosen:
-            # The policy of a session that does not exist yet is no error, but a wrong name is.
+            # The policy of a session that does not exist yet is not an error, but a wrong name is.
             counts = await chosen.ask("session.get", {"policy": True})
             # Not with the request that also sets it, which auditors may not use.
             in_force: dict[str, Any] = counts.get("policy") or await chosen.ask("session.policy")

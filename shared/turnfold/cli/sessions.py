@@ -176,5 +176,5 @@ async def _version(agent: str, session: str, version: int | None) -> dict[str, A
 async def _in_force(session: Session) -> int:
     version: int | None = (await session.status()).get("summary_version")
     if not version:
-        raise Conflict("session has no summary yet; no message was evicted")
+        raise Conflict("the session has no summary yet; no message was evicted")
     return version

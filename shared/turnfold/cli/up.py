@@ -47,7 +47,7 @@ def simple_options(words: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _value(name: str | None, text: str) -> str | int | Path | None:
-    """Return the value of an option, or None if it is no simple one."""
+    """Return the value of an option, or None if it is not a simple one."""
     if name in ("nats_port", "http_port"):
         is_port = text.isascii() and text.isdigit() and int(text) <= MAX_PORT
         return int(text) if is_port else None

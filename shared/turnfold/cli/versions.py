@@ -347,7 +347,7 @@ async def _newest_compaction(system: System, agent: str, session: str) -> str:
     for row in reversed(rows):
         if row["phase"] == "evicted" and row["compaction_id"] not in undone:
             return str(row["compaction_id"])
-    raise BadRequest("session has no evicted messages; nothing to restore")
+    raise BadRequest("the session has no evicted messages; nothing to restore")
 
 
 async def _ask(

@@ -92,7 +92,7 @@ class Buffer:
         size_bytes = self._bytes + len(event.payload)
         if self._events >= options.max_events or size_bytes > options.max_bytes:
             raise Unavailable(
-                f"buffer is full ({self._events} events wait for the bus);"
+                f"the buffer is full ({self._events} events wait for the bus);"
                 f" publish event {event.event_id} later"
             )
         waiting = _WaitingEvent(event, asyncio.get_running_loop().create_future())

@@ -247,7 +247,7 @@ def _event(
     payload = encoded({**identity, **fields, **stated})
     if len(payload) > LIMITS.bytes:
         raise TooLarge(
-            f"event is too large ({len(payload)} bytes, at most {LIMITS.bytes});"
+            f"the event is too large ({len(payload)} bytes, at most {LIMITS.bytes});"
             " publish fewer messages at once"
         )
     return OutgoingEvent(kind, key, event_id, payload)
@@ -281,7 +281,7 @@ def encoded(value: Any) -> bytes:
         except UnicodeEncodeError:
             return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadRequest(f"value cannot be sent as JSON: {error}") from error
+        raise BadRequest(f"the value cannot be sent as JSON: {error}") from error
 
 
 def new_event_id() -> str:

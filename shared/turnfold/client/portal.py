@@ -292,7 +292,7 @@ def _hand_over(
     if result.done():
         _lose(task, on_lost)
     elif task.cancelled():
-        # `_disconnect` has canceled it. For the caller that is no cancellation.
+        # `_disconnect` has canceled it. For the caller that is not a cancellation.
         result.set_exception(Unavailable(CLOSED))
     elif (error := task.exception()) is not None:
         result.set_exception(error)

@@ -125,7 +125,7 @@ def _begins_with(body: Json, headings: tuple[str, ...]) -> bool:
 def split_notes(messages: Sequence[Json]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the lasting notes of a list, and the list without what windows add to it.
 
-    The last user message is no note, whatever it says: windows add nothing after a request.
+    The last user message is not a note, whatever it says: windows add nothing after a request.
     """
     users = [place for place, body in enumerate(messages) if body.get("role") == "user"]
     last = users[-1] if users else 0

@@ -12,7 +12,7 @@ _NEEDS_A_ROLE: Final = f"a message needs one of the roles {', '.join(ELEMENT_ROL
 
 
 def chat_fault(message: object) -> str | None:
-    """Return why a value is no chat message; None if it is one."""
+    """Return why a value is not a chat message; None if it is one."""
     # An abstract class is checked slowly, and nearly all messages are dictionaries.
     role = message.get("role") if isinstance(message, (dict, Mapping)) else None
     if isinstance(role, str) and role in ROLES:
@@ -21,7 +21,7 @@ def chat_fault(message: object) -> str | None:
 
 
 def item_fault(item: object) -> str | None:
-    """Return why a value is no item of the Responses API; None if it is one."""
+    """Return why a value is not an item of the Responses API; None if it is one."""
     if not isinstance(item, Mapping):
         return "an item must be an object"
     kind = item.get("type", "message")
@@ -31,7 +31,7 @@ def item_fault(item: object) -> str | None:
 
 
 def message_fault(message: object) -> str | None:
-    """Return why a value is no message of the Anthropic API; None if it is one."""
+    """Return why a value is not a message of the Anthropic API; None if it is one."""
     if not isinstance(message, Mapping) or not _has_role(message):
         return _NEEDS_A_ROLE
     content = message.get("content")

@@ -51,7 +51,7 @@ def write_erasure(erased: ErasedSessions) -> tuple[str, bytes]:
 
 
 def read_erasure(subject: str, payload: bytes) -> ErasedSessions | None:
-    """Return the erased sessions; None if this is no signal. Unknown fields are ignored."""
+    """Return the erased sessions; None if this is not a signal. Unknown fields are ignored."""
     agent_id, fields = read_signal(ERASURES, subject, payload)
     if agent_id is None or isinstance(agent_id, SessionKey):
         return None

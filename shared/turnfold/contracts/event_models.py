@@ -240,7 +240,7 @@ class TurnRetracted(PublishedEvent):
     @model_validator(mode="after")
     def _names_messages_once(self) -> Self:
         if sum([self.message_ids is not None, self.after is not None, bool(self.all)]) != 1:
-            raise ValueError("name the messages by one of message_ids, after and all: true")
+            raise ValueError("name the messages by exactly one of message_ids, after or all: true")
         return self
 
 

@@ -302,7 +302,7 @@ def _usage_reported(fields: dict[str, Any], raw: dict[str, str]) -> Event:
     usage = _optional(fields, "usage", dict)
     message_id = _optional(fields, "message_id", str)
     if message_id is not None and len(message_id) > MESSAGE_ID_MAX_CHARACTERS:
-        raise wrong_shape("message_id is too long to be one")
+        raise wrong_shape("message_id is too long")
     _optional(fields, "metadata", dict)
     is_overflow = bool(_optional(fields, "is_overflow", bool))
     content = (model, limit, usage, message_id, is_overflow)

@@ -25,7 +25,7 @@ def write_hint(key: SessionKey, hint: BudgetHint) -> tuple[str, bytes]:
 
 
 def read_hint(subject: str, payload: bytes) -> tuple[SessionKey, BudgetHint] | None:
-    """Return the session and the hint; None if this is no hint. Unknown fields are ignored."""
+    """Return the session and the hint; None if this is not a hint. Unknown fields are ignored."""
     key, fields = read_signal(ASKED, subject, payload)
     if not isinstance(key, SessionKey):
         return None

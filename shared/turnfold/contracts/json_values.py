@@ -23,5 +23,5 @@ def read_json(data: str | bytes) -> Any:
     try:
         return from_json(data, cache_strings="keys")
     except (TypeError, ValueError):
-        # Lone surrogates, deep nesting and other encodings than UTF-8, besides what is no JSON.
+        # Lone surrogates, deep nesting and other encodings than UTF-8, besides what is not JSON.
         return json.loads(data)

@@ -33,10 +33,10 @@ def read_retraction(fields: Mapping[str, Any]) -> Retraction:
     if not isinstance(is_all, bool | None) or (
         [ids is not None, after is not None, is_all is True].count(True) != 1
     ):
-        raise wrong_shape("name the messages by one of message_ids, after and all: true")
+        raise wrong_shape("name the messages by exactly one of message_ids, after or all: true")
     if ids is not None and not (isinstance(ids, list) and 1 <= len(ids) <= RETRACTED_AT_MOST):
         raise wrong_shape(f"message_ids must be a list of 1 to {RETRACTED_AT_MOST} ids")
     named = ids if ids is not None else [] if after is None else [after]
     if not all(isinstance(id, str) and len(id) <= MESSAGE_ID_MAX_CHARACTERS for id in named):
-        raise wrong_shape("a message id is no string, or too long to be one")
+        raise wrong_shape("a message id is not a string, or is too long")
     return Retraction(tuple(ids or ()), after, is_all is True)

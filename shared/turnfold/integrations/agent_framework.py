@@ -390,7 +390,7 @@ def _identity(carried: Sequence[Any]) -> _Identity:
 
 
 def _have_ids(identities: Sequence[_Identity]) -> bool:
-    """Return whether a message, or a call or result in one, has an id that is no name of a tool."""
+    """Return whether a message, or a call or result in one, has an id that is not a tool's name."""
     if any(message_id is not None for message_id, _ in identities):
         return True
     contents = "".join(contents for _, contents in identities)

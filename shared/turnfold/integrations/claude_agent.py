@@ -157,7 +157,7 @@ def _project(project_key: str) -> str:
 
 
 def _batch(session: Session, entries: Iterable[Mapping[str, Any]]) -> list[OutgoingEvent]:
-    """Return the events of entries, and the retraction of those that are no messages."""
+    """Return the events of entries, and the retraction of those that are not messages."""
     events: list[OutgoingEvent] = []
     carriers: list[str] = []
     for entry in entries:
@@ -220,7 +220,7 @@ def _event(session: Session, entry: Mapping[str, Any], event_id: str) -> tuple[O
 
 
 def _views(kind: str, message: Any) -> int:
-    """Return how many chat messages an entry is; 0 if it is no message of the conversation."""
+    """Return how many chat messages an entry is; 0 if it is not part of the conversation."""
     if kind not in _SPEAKERS or not isinstance(message, Mapping):
         return 0
     if message.get("role") not in _SPEAKERS or not message.get("content"):

@@ -263,7 +263,7 @@ class _RequestContents:
         return body | ({"is_error": True} if said.get("error") else {})
 
     def _message(self, content: types.Content, parts: Sequence[types.Part], place: int) -> Chat:
-        """Return what is no response: texts, calls, and the rest as fields that are counted."""
+        """Return what is not a response: texts, calls, and the rest as fields that are counted."""
         texts: list[Chat] = []
         calls: list[Chat] = []
         others: list[Any] = []

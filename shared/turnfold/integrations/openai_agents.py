@@ -87,7 +87,7 @@ class TurnfoldSession:
         """Publish items; return when the stream has stored them.
 
         Raises:
-            BadRequest: an item is no item of the Responses API, or nests too deep to be stored.
+            BadRequest: an item is not one of the Responses API, or nests too deep to be stored.
                 Nothing was published.
         """
         # Before anything is published: an invalid item must not leave half of the list behind.

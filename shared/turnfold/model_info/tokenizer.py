@@ -28,7 +28,7 @@ def load_counter() -> Callable[[str], int]:
         try:
             return count_valid(text)
         except UnicodeEncodeError:
-            # Half a surrogate pair is no character; it counts as what is shown in its place.
+            # Half a surrogate pair is not a character; it counts as what is shown in its place.
             return count_valid(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
     return count

@@ -186,7 +186,7 @@ class Replies:
         del self._open[token]
         self._client.end_watch(subject, inbox.deny)
         if is_expired:
-            # A late reply of the stream is no sign of another client.
+            # A late reply of the stream is not a sign of another client.
             self._expired[token] = None
             if len(self._expired) > MOST_EXPIRED:
                 self._expired.popitem(last=False)

@@ -39,7 +39,7 @@ class CorrectedClient(Client):
       a subject become U+FFFD.
     - nats-py takes a lost connection of uvloop for the end of the loop; see `ConnectionTransport`.
       Here, what was to be sent waits for the next connection.
-    - nats-py closes for good on any error of the server that is no denial. Here, it reconnects.
+    - nats-py closes for good on any error of the server except a denial. Here, it reconnects.
     - nats-py reads its credentials at each attempt to connect. From a file that is just being
       written it reads for ever, or fails with an error that ends all attempts. Here, the next
       attempt follows any error.
@@ -113,7 +113,7 @@ class CorrectedClient(Client):
         parsed.pop(REQUEST_INFO, None)
         last = headers.removesuffix(_END).rpartition(_LINE)[2]
         if _INFO_BEGIN in last:
-            # If other text precedes the name in this line, the rest is no JSON and is not trusted.
+            # If other text precedes the name in this line, the rest is not JSON and is not trusted.
             parsed[REQUEST_INFO] = last.removeprefix(_INFO_BEGIN).decode("utf-8", "replace")
         return parsed or None
 

@@ -11,7 +11,7 @@ from turnfold.ports.query import OriginalMessage
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The messages of a session that are searched; None is no condition.
+    """The messages of a session that are searched; None sets no condition.
 
     `version` limits the search to the messages that this version covers.
     """

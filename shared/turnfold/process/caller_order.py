@@ -132,7 +132,7 @@ class Turns:
         self._running[asker] = self._running.get(asker, 0) + 1
 
     def _note_begun(self) -> None:
-        # Turns at anything else, such as the stream, are no reason to let a request wait.
+        # Turns at anything else, such as the stream, do not justify letting a request wait.
         if self._longest_wait_seconds < math.inf:
             HAS_BEGUN.set(True)
 

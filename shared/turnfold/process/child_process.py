@@ -89,7 +89,7 @@ def serve_parent(role: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> i
     """Run a child of a service until its parent has gone, and return the exit status.
 
     Raises:
-        StartError: no service started this process: standard input is no socket.
+        StartError: no service started this process: standard input is not a socket.
     """
     import uvloop  # noqa: PLC0415  # a parent has loaded it, or needs none
 

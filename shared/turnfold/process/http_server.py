@@ -236,12 +236,12 @@ class _Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value))
-        # The parser leaves spaces at the end, which are no part of the value.
+        # The parser leaves spaces at the end, which do not belong to the value.
         super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        # Fields after a body are no headers: a proxy in front has not seen them as such.
+        # Fields after a body are not headers: a proxy in front has not seen them as such.
         self.headers = []
         self._open.without_request.pop(self, None)
         self._note_receiving()

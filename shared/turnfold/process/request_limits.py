@@ -21,7 +21,7 @@ def check_size(request: bytes) -> None:
         TooLarge: it is larger than any request needs to be.
     """
     if len(request) > REQUEST_BYTES:
-        raise TooLarge(f"a request has at most {REQUEST_BYTES} bytes")
+        raise TooLarge(f"a request may have at most {REQUEST_BYTES} bytes")
 
 
 class Places:

@@ -283,7 +283,7 @@ class _System:
                 status = await self._until_ended(part, child)
                 if self._stop.is_set() or (part.runs_once and status == 0):
                     return
-                # It ran for long enough: this is no loop of crashes.
+                # It ran for long enough: it does not crash in a loop.
                 if loop.time() - began > STEADY_SECONDS:
                     pause = FIRST_PAUSE_SECONDS
                 self._log(

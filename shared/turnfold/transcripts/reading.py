@@ -168,7 +168,7 @@ class _Reader:
         try:
             value = self.parsed(number, line)
         except UnreadableTranscript:
-            # A pretty-printed file: its first line is no JSON, and the whole of it is.
+            # A pretty-printed file: its first line is not JSON, but the whole file is.
             others = stream.read()
             if not others:
                 raise

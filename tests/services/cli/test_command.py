@@ -332,7 +332,7 @@ async def test_a_file_that_is_no_database_ends_a_command_with_the_remedy(
         *name.split(), environ={"TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{database}"}
     )
 
-    remedy = f" {database} is no SQLite database; correct TURNFOLD_DATABASE_URL or move it"
+    remedy = f" {database} is not a SQLite database; correct TURNFOLD_DATABASE_URL or move it"
     assert ended.status == 1
     assert remedy in " ".join((ended.out + ended.err).split())
     assert "Traceback" not in ended.err

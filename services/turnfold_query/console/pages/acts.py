@@ -97,7 +97,7 @@ async def _check_compaction(view: PageView) -> None:
     """Check that the session has the compaction of the path.
 
     Raises:
-        ApiError: it has none of that id.
+        ApiError: it has none with that id.
     """
     before: int | None = None
     while True:
@@ -106,7 +106,7 @@ async def _check_compaction(view: PageView) -> None:
             return
         before = listed["next_before"]
         if before is None:
-            raise ApiError(404, {"message": "This session has no compaction of that id."})
+            raise ApiError(404, {"message": "This session has no compaction with that id."})
 
 
 async def restore(view: PageView) -> Response:

@@ -359,7 +359,7 @@ class _QuotedLines:
 
         All lines of a text together take hardly more than it does, and it was counted. For a
         message that is not indexed, the tokens of each line are upper bounds, about twice the real
-        number. Arguments may take more than they were counted at: those that are no text are
+        number. Arguments may take more than they were counted at: those that are not text are
         quoted with spaces, and those of calls that cannot be sent are quoted, too.
         """
         tokens = line.tokens + LINE_TOKENS

@@ -33,7 +33,7 @@ def stem_of(word: str) -> str:
         # `worries` is a form of `worry`, but `planned` one of `plan`.
         return stem if inflection in ("ies", "ied") else _trimmed(stem)
     stem = _trimmed(word.removesuffix(_ending_of(word, _DERIVATIONS)))
-    # `letter` is no form of `let`.
+    # `letter` is not a form of `let`.
     return stem if len(stem) >= LEAST_PREFIX else _trimmed(word)
 
 

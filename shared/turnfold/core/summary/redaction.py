@@ -221,7 +221,7 @@ def _is_naming(match: re.Match[str], text: str) -> bool:
     if name.lower() in {"pass", "pwd"}:
         if not sign:
             return bool(other and _NAMED_BEFORE.search(before))
-        # `PASS: test_login` is no password, and neither is the folder in `PWD`.
+        # `PASS: test_login` is not a password, and neither is the folder in `PWD`.
         is_part = before[-1:].isalpha() or (":" in (sign or ":") and before[-1:] != "_")
         return not (is_part and not closing) and text[match.end() : match.end() + 1] not in set(
             "/~."

@@ -42,7 +42,7 @@ def open_request(
 
     `covered` are the messages that the version covers in addition to the previous one, `following`
     the bodies of later messages. An answer is a text of the assistant without tool
-    calls. A notice of the agent is no request.
+    calls. A notice of the agent is not a request.
     """
     entry = previous.ledger[0] if previous is not None and previous.ledger else ""
     request = entry.removeprefix(REQUEST_PREFIX) if entry.startswith(REQUEST_PREFIX) else None

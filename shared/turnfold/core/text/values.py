@@ -24,13 +24,13 @@ _DIGIT = re.compile(r"\d")
 _TAG = re.compile(r"</?[A-Za-z][\w-]{0,40}\s?/?>")
 _STYLING = re.compile(r"\x1b?\[(?>(?:\d{1,3}+;?+){1,6})m|\x1b\[[0-9;?]*[A-Za-z]")
 _STYLED = ("\x1b[", "[0m", "[22m", "[39m")
-# Shorter numbers are no values.
+# Shorter numbers are not values.
 _NUMBERED_LINE = re.compile(r"(?:\n|\A) {0,8}(\d{4,7})(?=[:|→\t])")
-# In JSON, a number after a key is no port.
+# In JSON, a number after a key is not a port.
 _KEY = re.compile(r'":(?:(?<=\w":)|(?<=\w\\":))(?=\d)')
 # Most tokens are plain words, not values: the first branch matches them without a group.
 _TOKEN = re.compile(r"[A-Za-z_~%+*$-]++(?![0-9./\\:@#])|([A-Za-z0-9_./\\:@#~%+*$-]{2,})")
-# Of scripts with letters that are no part of a token, these put spaces around each word.
+# Of scripts with letters that belong to no token, these put spaces around each word.
 _LETTERS = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0370-\u052f\u1e00-\u1fff"
 _LETTER = re.compile(f"[{_LETTERS}]")
 _WORD = re.compile(rf"[{_LETTERS}A-Za-z0-9_./\\:@#~%+*$-]+")

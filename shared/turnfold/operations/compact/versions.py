@@ -102,7 +102,7 @@ async def progress(request: ProgressRequest, *, store: CampaignStore) -> dict[st
     """Return the progress of a campaign."""
     campaign = await store.progress(request.campaign_id)
     if campaign is None:
-        raise BadRequest("campaign_id: there is no campaign of that id")
+        raise BadRequest("campaign_id: there is no campaign with that id")
     return campaign_json(campaign)
 
 

@@ -58,7 +58,7 @@ async def context(
     """Answer `context.get`; wait for the sequence that the request names, within a limit.
 
     Raises:
-        BadRequest: the session has no such version or message, or `as_of` is no time.
+        BadRequest: the session has no such version or message, or `as_of` is not a time.
         CannotFit: no window is that small; the error names the smallest budget that works.
         Unavailable: the database cannot be read now, or the session changes all the time.
         TooLargeHere: the lane builds windows of this session; the wait is over.

@@ -224,7 +224,7 @@ def fence_off(change: SessionChange, *, also_regenerations: bool = False) -> Non
             status=JobStatus.PENDING,
             lease_until_ms=None,
             next_attempt_at_ms=change.now_ms,
-            # A stopped attempt is no failed one.
+            # A stopped attempt has not failed.
             attempts=compactions.c.attempts - 1,
         )
     )

@@ -214,8 +214,8 @@ class SqlVersionStore(SqlStore):
             opened = open_regeneration(change, wanted, installation)
             if opened is None:
                 raise Conflict(
-                    f"{MOST_REGENERATIONS} versions of this session wait to be written, the most "
-                    "that may; request others when some are written"
+                    f"{MOST_REGENERATIONS} versions of this session wait to be written, as many "
+                    "as may wait; request others when some are written"
                 )
             _done(change)
             return CompactionId(str(opened))
@@ -276,7 +276,7 @@ def _restore(
     by = number_of(compaction_id)
     rows = _EVICTION.rows(connection, session.sid, by)
     if not rows:
-        raise BadRequest("this session has no compaction of that id")
+        raise BadRequest("this session has no compaction with that id")
     ((status, ordinal, version, evicted, is_covered, first, last),) = rows
     # Idempotent: a client may repeat a request whose answer was lost.
     if status == JobStatus.RESTORED:

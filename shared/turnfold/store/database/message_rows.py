@@ -54,7 +54,7 @@ _FACT_NAMES = (
 
 def facts_of(table: Table) -> list[ColumnElement[Any]]:
     """Return the columns of messages, or of retracted ones, that `message_of` reads."""
-    # A gist that is no list leaves the rest to the body; see `core.history.gist`.
+    # A gist that is not a list leaves the rest to the body; see `core.history.gist`.
     is_short = (
         (table.c.role == literal_column("'user'"))
         & (table.c.characters <= literal_column(str(SHORT_CHARACTERS)))

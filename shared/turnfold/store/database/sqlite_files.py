@@ -64,7 +64,7 @@ def no_database(error: BaseException | None, url: URL) -> StartError | None:
         return None
     # Readers name the file in a URL.
     file = unquote((url.database or "").removeprefix("file:"))
-    return StartError(f"{file} is no SQLite database; correct TURNFOLD_DATABASE_URL or move it")
+    return StartError(f"{file} is not a SQLite database; correct TURNFOLD_DATABASE_URL or move it")
 
 
 async def connect_sqlite(*arguments: Any, **options: Any) -> aiosqlite.Connection:

@@ -131,7 +131,7 @@ class SqlIngestStore:
 
 
 def _blames_database(error: Exception) -> bool:
-    """Return whether an error is no fault of the events."""
+    """Return whether the events did not cause an error."""
     # SQLite has no kind of error for a damaged file. PostgreSQL lacks a column or a table.
     state = getattr(getattr(error, "orig", error), "sqlstate", None)
     return type(error) is DatabaseError or state in ("42703", "42P01")

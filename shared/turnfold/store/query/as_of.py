@@ -203,7 +203,7 @@ def timeline_state(
                     for (at_ms,) in found.rows(connection, sid, until):
                         place = _Place(at_ms, until, seq)
                         return _state(connection, sid, past, place, check)
-            raise BadRequest("as_of: this session has no message of that id")
+            raise BadRequest("as_of: this session has no message with that id")
         case AtTime(at_ms=at_ms):
             # A number beyond 64 bits would fail in the driver.
             at_ms = max(-LATEST_MS, min(at_ms, LATEST_MS))

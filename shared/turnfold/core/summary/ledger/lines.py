@@ -50,7 +50,7 @@ def read_lines(sources: Sequence[Source], uses: NameUses) -> dict[str, Candidate
         names: set[str] = set()
         for line in islice(_lines_of(source), MOST_LINES):
             names |= line.names
-            # A line with only a name is no better than a value.
+            # A line with only a name tells no more than a value.
             if line.text.isprintable() and line.text not in line.names:
                 value = Value(LINE, line.text)
                 found[line.text] = Candidate(

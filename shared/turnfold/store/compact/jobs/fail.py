@@ -161,7 +161,7 @@ def _release(connection: Connection, job: Job, **values: Any) -> SessionRow:
 
 
 def return_job(connection: Connection, job: Job, *, now_ms: int) -> None:
-    """Make the rows that a worker still holds due again; this was no attempt."""
+    """Make the rows that a worker still holds due again; this does not count as an attempt."""
     connection.execute(
         update(compactions)
         .where(is_held(job))
