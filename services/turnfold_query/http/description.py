@@ -76,7 +76,7 @@ _ERRORS: Final[Mapping[type[RequestError], str]] = {
     BadRequest: "The request is invalid.",
     NotAllowed: "The token does not reach this agent.",
     UnknownSession: "The session has no event yet.",
-    Conflict: "A newer change is in the way.",
+    Conflict: "A newer change prevents it.",
     TooLarge: "The request or its answer exceeds a limit.",
     CannotFit: "No window fits the budget; the error contains the smallest that does.",
     Unavailable: "No service can answer now; retry later.",

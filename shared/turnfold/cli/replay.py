@@ -134,7 +134,7 @@ def replay(
 
 def _report_left_out(left_out: Mapping[str, Mapping[str, int]]) -> None:
     for file, counts in left_out.items():
-        named = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        named = ", ".join(f"{kind} ({count})" for kind, count in counts.items())
         typer.echo(f"{file}: not imported: {named}", err=True)
 
 

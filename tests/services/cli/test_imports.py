@@ -62,7 +62,7 @@ async def test_each_log_becomes_a_session_once_with_its_calls_and_results(tmp_pa
         assert replayed.status == 0, replayed.err
         counted = {(row["agent_id"], row["session_id"]): row["messages"] for row in replayed.rows}
         assert counted == MESSAGES
-    assert "codex.jsonl: not imported: 1 base instructions, 1 token_count, 2 rolled" in first.err
+    assert "codex.jsonl: not imported: base instructions (1), token_count (1), rolled" in first.err
     assert (again.status, dead.rows) == (1, [])
     assert "claude-code.jsonl, line 1: neither a conversation" in again.err
     for key, messages in windows.items():

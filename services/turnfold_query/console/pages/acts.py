@@ -84,7 +84,7 @@ async def ask_restore(view: PageView) -> Response:
                 f"The messages that compaction {view.part('compaction')} took out of the window"
                 " return to it, and the summary that covers them goes out of force."
             ),
-            "A newer version that covers part of them is in the way; undo that one first.",
+            "If a later compaction was committed, undo that one first.",
         ],
         label="Undo",
         back=f"{view.session_path}/compactions",

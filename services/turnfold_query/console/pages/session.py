@@ -34,7 +34,7 @@ FORMS = {
     "stand_in": "Replaces a missing result, because providers require one for each call.",
     "summary": "The summary in force, in place of the messages that it covers.",
     "digest": "A short text about messages that are neither shown nor summarized yet.",
-    "recall": "Quotes messages that match the newest request or left lately.",
+    "recall": "Quotes messages that match the newest request or left recently.",
 }
 """The meaning of each form of a message in a window."""
 
@@ -299,7 +299,7 @@ def _form_of(
             return part.form, "Evicted and not summarized yet; it still fits."
         return part.form, part.why
     if entry["message_id"] in recalled:
-        return "recall", "Quoted, because it matches the newest request or left lately."
+        return "recall", "Quoted, because it matches the newest request or left recently."
     if entry["state"] == "covered":
         return "covered", "The summary in force covers it."
     if entry["state"] == "pending":
