@@ -133,7 +133,7 @@ async def _with_connection(database_url: str, work: Callable[[Connection], None]
 async def _run(engine: AsyncEngine, work: Callable[[Connection], None]) -> None:
     async with engine.connect() as connection:
         if engine.dialect.name == "postgresql":
-            # Of the session, not of a transaction: each migration commits its own.
+            # A lock of the session, not of a transaction: each migration commits its own.
             await connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _LOCK})
             # Services wait behind a migration that waits for a transaction left open.
             await connection.execute(text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))

@@ -59,7 +59,7 @@ class SessionState:
             # Newer calls may not have reached the session.
             return number < self.begun
         if recorded.listed == ListBytes(elements).digest:
-            # Of equal calls at once, the caller leaves all for the first whole answer.
+            # If equal calls run at once, the caller leaves all for the first whole answer.
             return recorded.is_answered
         # A newer call that was recorded holds the answer itself, or the caller has dropped it.
         return not is_newest and recorded.number > number

@@ -376,7 +376,7 @@ class Recorder:
             if not self._is_current(call, state) or state.is_late(number, own, is_whole=is_whole):
                 return False
             state.recorded = None
-            # Of a call that a newer one followed at once, the session may hold a beginning.
+            # If a newer call followed at once, the session may hold the beginning of this one.
             if known is not None and (
                 known.number == number or ListBytes(elements).begins_with(known.listed)
             ):

@@ -65,8 +65,8 @@ class AnswerTap:
 
     def answer(self) -> ModelAnswer:
         """Return the answer so far."""
-        # A stream was read event by event. Of a JSON body that was cut off, nothing can be read;
-        # but it may be complete, and only its end have been missing.
+        # A stream was read event by event. A JSON body that was cut off cannot be read,
+        # but it may be complete and lack only the end of the transfer.
         if self._is_json and self._can_read:
             self._add(bytes(self._body))
         try:

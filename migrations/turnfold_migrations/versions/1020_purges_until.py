@@ -10,7 +10,7 @@ down_revision = "1019"
 
 
 def upgrade() -> None:
-    """Add the column. Of purges that wait already, the time is unknown."""
+    """Add the column. The time of purges that already wait is unknown."""
     op.add_column("stream_purges", sa.Column("until_ms", BIG))
 
 

@@ -10,7 +10,7 @@ BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Add the column. Of several reports about one answer, only the first was kept, there."""
+    """Add the column. Only the first of several reports about one answer was kept, there."""
     op.add_column("usage_reports", sa.Column("answer_position", BIG))
     op.execute("UPDATE usage_reports SET answer_position = position")
     op.create_index("ix_usage_reports_answer", "usage_reports", ["sid", "answer_position"])

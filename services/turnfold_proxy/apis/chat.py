@@ -184,7 +184,7 @@ class ChatReader:
                     self._add_call(piece)
             elif name == "audio" and isinstance(value, dict):
                 self._add_audio(value)
-            # Of fields that only some providers have as well, as clients read them.
+            # Fields that only some providers have are joined too, as clients read them.
             elif isinstance(value, str) and name not in _LABELS:
                 self._texts.setdefault(name, StringIO()).write(value)
             elif isinstance(value, list) and isinstance(before := self._message.get(name), list):

@@ -193,7 +193,7 @@ class MessagesReader:
         """Return the message; none if it has no block."""
         for (place, name), text in self._texts.items():
             self._blocks[place][name] = text.getvalue()
-        # Of a block that was cut off, only text is of use: thoughts lack their signature, and calls
+        # If a block was cut off, only its text is useful: thoughts lack their signature, and calls
         # a part of their JSON.
         blocks = [
             block

@@ -142,7 +142,7 @@ class _Pages:
             except ApiError as error:
                 return _failed(request, error, view)
             except RequestError as error:
-                # Of the database itself, which has the secret of the forms.
+                # The database failed, which has the secret of the forms.
                 return _failed(request, ApiError(error.status, error.as_json()["error"]), view)
 
         return endpoint

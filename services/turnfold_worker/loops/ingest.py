@@ -138,8 +138,8 @@ class IngestLoop:
             Unavailable: nothing was stored; the same batch may be tried again.
             StartError: nothing was stored; only a new process can continue.
         """
-        # Of an older stream, what follows its former end could be stored: under the numbers that a
-        # newer copy has for other events, which would be lost.
+        # An older copy of the stream gives new events the numbers that a newer copy has for others.
+        # If they were stored, those others would be lost.
         if self.refusal is not None:
             raise self.refusal
         began = time.perf_counter()

@@ -95,7 +95,7 @@ def demo(
             )
         else:
             directory = data_dir
-            # Of a file, the log in it says that it is not a directory.
+            # If the path is a file, opening the log reports that it is not a directory.
             with contextlib.suppress(FileExistsError):
                 directory.mkdir(parents=True)
         try:

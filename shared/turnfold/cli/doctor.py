@@ -297,7 +297,7 @@ async def _database(settings: Settings) -> list[Finding]:
             else "set TURNFOLD_DATA_DIR to the data directory of `turnfold up`, or "
             "TURNFOLD_DATABASE_URL; or run `turnfold migrate`"
         )
-        # Beside this advice, another one would be in the way.
+        # The advice of the error itself would contradict this one.
         found = f"{where}: {str(error).removesuffix('; try again later')}"
         findings.append(Finding("database", "failed", found, advice))
     else:

@@ -259,7 +259,7 @@ async def _wait_for_version(session: Session, compaction_id: str) -> int:
             continue
         is_open = True
         details = json.loads(row["details"])
-        # Of a part, and of a result that came too late, the compaction goes on.
+        # After a part, or a result that came too late, the compaction goes on.
         if "is_part" in details or (row["phase"] == "stale" and "fence" in details):
             continue
         if row["phase"] == "summary_done":

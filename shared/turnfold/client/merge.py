@@ -154,8 +154,8 @@ def _newer(own: Sequence[dict[str, Any]], provided: Sequence[Json]) -> list[dict
     for end in range(len(provided_sides) - 1, -1, -1):
         newest = provided_sides[end]
         candidates = places.get(newest.key, [])
-        # Of two texts of one template a cut may show the same. Where the history goes on after a
-        # text that only looks the same, the agent's list may have begun anew.
+        # Two texts of one template may look the same when cut. If the history goes on after a text
+        # that only looks the same, the agent's list may have begun anew.
         if not candidates and end == len(provided_sides) - 1:
             candidates = [
                 place

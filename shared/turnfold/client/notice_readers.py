@@ -27,7 +27,7 @@ class NoticeSignals:
         self.subjects: dict[str, None] = {}
 
     async def on_message(self, message: Msg) -> None:
-        """Note a signal. Of a reader that is 10,000 subjects behind, further ones are lost."""
+        """Note a signal. A reader that is 10,000 subjects behind loses further ones."""
         if len(self.subjects) < _SUBJECTS_KNOWN:
             self.subjects[message.subject] = None
         self.arrived.set()

@@ -44,7 +44,7 @@ class Notices:
         self._stream = NoticeStream(bus)
         self._subjects = [f"{name}.{token_of(agent_id)}.{session}" for name in NOTICE_NAMES]
         self._named = [] if session_id is None else self._subjects
-        # Of subjects: the last position that was read. Here, because readers end with their rights.
+        # The last position read of each subject. Readers end with their rights, this object stays.
         self._positions = OrderedDict[str, int]()
         if after is not None:
             self._positions.update(dict.fromkeys(self._subjects, after))

@@ -186,7 +186,7 @@ class PortalClient:
         except CancelledError:
             raise Unavailable(CLOSED) from None
         except BaseException:
-            # Of an interrupted thread: nobody would receive the result. One that ended stays so.
+            # The thread was interrupted: nobody would receive the result. An ended one stays.
             result.cancel()
             raise
 

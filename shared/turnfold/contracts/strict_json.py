@@ -96,7 +96,7 @@ def _object(text: str) -> Members:
             value, end, elements = _elements(text, start)
         else:
             value, end = _scan(text, start)
-        # Of members of one name the last one counts, with its value and its text.
+        # The last member of a name counts, with its value and its text.
         fields[name], raw[name] = value, text[start:end]
         at, closing = _after(text, end, "}")
     _expect_nothing(text, at)

@@ -66,7 +66,7 @@ ASKED = "turnfold.asked"
 ID_MAX_BYTES = 256
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Not the dot, which separates tokens, nor wildcards: an id is one token whatever it contains.
-_PLAIN = re.compile(rb"[^A-Za-z0-9_-]")
+_ENCODED = re.compile(rb"[^A-Za-z0-9_-]")
 _TOKEN = re.compile(r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})+")
 
 
@@ -85,7 +85,7 @@ def id_fault(value: object) -> str | None:
 
 def token_of(identifier: str) -> str:
     """Encode an id as a subject token: UTF-8, with bytes outside `[A-Za-z0-9_-]` as `%XX`."""
-    return _PLAIN.sub(lambda byte: b"%%%02X" % byte[0][0], identifier.encode()).decode()
+    return _ENCODED.sub(lambda byte: b"%%%02X" % byte[0][0], identifier.encode()).decode()
 
 
 def id_of(token: str) -> str | None:

@@ -177,7 +177,7 @@ def _events(session: Session, entry: Mapping[str, Any]) -> tuple[list[OutgoingEv
     text = json.dumps(entry, sort_keys=True)
     event_id = new_event_id()
     if entry.get("uuid"):
-        # Of the session as well: its transcript may be copied to another one, entry by entry.
+        # With the session, because its transcript may be copied to another one, entry by entry.
         named = json.dumps([*session.key, text])
         event_id = blake2b(named.encode(), digest_size=16).hexdigest()
     if len(text) <= WHOLE_CHARACTERS:
@@ -204,7 +204,7 @@ def _event(session: Session, entry: Mapping[str, Any], event_id: str) -> tuple[O
         return turn_event(session.key, [CARRIER], event_id=event_id, carry=[carry]), False
     element = {"role": message["role"], "content": message["content"]}
     if views == 1:
-        # Fields of the element are not stored twice. Of several views, each has a part of it.
+        # Fields of the element are not stored twice. If it has several views, each has a part.
         others = {name: value for name, value in message.items() if name not in element}
         carry = {"entry": {**entry, "message": others}, "in_element": list(element)}
     is_meta = bool(entry.get("isMeta") or entry.get("isCompactSummary"))

@@ -61,7 +61,7 @@ _OF_ANOTHER_AGENT_UNFENCED = "For context:"
 """The first part of what another agent did, of versions that quote it without fences: the next
 part begins with the agent's name in brackets."""
 ASKED = 256
-"""The calls whose answers are recorded at once. Of older ones, the next call records the answer."""
+"""The calls whose answers are recorded at once. The next call records answers of older ones."""
 _PART_BYTES = 96
 """Longer parts of an id are named by their hash, because ids have at most 256 bytes."""
 

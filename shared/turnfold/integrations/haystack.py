@@ -145,8 +145,8 @@ def _events(
     bodies = list(map(_chat, messages))
     number_shared_ids(bodies)
     for message, body in zip(messages, bodies, strict=True):
-        # Of the list up to here: what is published again, after an error of the model or in another
-        # process, is the same event.
+        # A digest of the list up to here: a message that is published again, after an error of the
+        # model or in another process, is the same event.
         digest = _hashed([digest, body])
         while digest in lost:
             digest = _hashed([digest])

@@ -225,7 +225,7 @@ class MirroredWindows:
             # In a loop of its own: a tool or an import may block that of the host for longer.
             return await self._client.perform(lambda: self._attempted(listed, work))
         except Unavailable as error:
-            # Of a client that was closed.
+            # The client was closed.
             self.warn(str(error))
             return None
 

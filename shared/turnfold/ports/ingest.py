@@ -21,10 +21,10 @@ class DecodedMessage(NamedTuple):
     """One message of an event, with its token counts, ready to be stored.
 
     `is_meta` marks a user message that a program wrote. `tool_call_id` and `content_digest` belong
-    to tool results. `body` is the JSON text that windows
-    show. `original` is the content as published, if it was other JSON, or the packed `element`
-    whose chat view this is. See `turnfold.core.text.tokens.MessageTokens` for the counts, and
-    `turnfold.core.history.gist` for the gist.
+    to tool results. `body` is the JSON text that windows show. `original` is the content as
+    published, if it was other JSON, or the packed `element` whose chat view this is. See
+    `turnfold.core.text.tokens.MessageTokens` for the counts, and `turnfold.core.history.gist` for
+    the gist.
     """
 
     role: str

@@ -36,7 +36,7 @@ class DataDirectory:
         """
         path = path.expanduser().resolve()
         try:
-            # Of a file, the next step says that it is not a directory.
+            # If the path is a file, `open` below reports that it is not a directory.
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700, parents=True)
             lock_fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -146,7 +146,7 @@ def _before(first: int, match: MatchedResult) -> MatchedResult:
 
 
 class _Naming(NamedTuple):
-    """A retraction of a result. Of several at once the newest is first: none answers in between."""
+    """A retraction of a result; the newest of several at once is first: none answers in between."""
 
     position: int
     newest_first: int

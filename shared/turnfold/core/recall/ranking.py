@@ -40,7 +40,7 @@ TOKENS_A_PROMISING: Final = 50
 """Only the stretches of at least this many promising messages are scored, and of one per this many
 tokens of room."""
 JUDGED: Final = 5
-"""Of so many times more messages, those with the rarest matches are judged, unless the question
+"""This many times as many messages, those with the rarest matches, are judged, unless the question
 names a speaker: matches around a message hardly make up for its own."""
 SPARED: Final = 1.5
 """All are judged if a short one of the others may be so many times as promising as the last one
@@ -240,7 +240,7 @@ def _promising_stretches(
         return {ordinal // STRETCH for ordinal in ordinals}
     least = sorted(promises)[-most]
     promising = [found for found in zip(promises, ordinals, strict=True) if found[0] >= least]
-    # Of equals the newest.
+    # Equal ones: the newest first.
     promising.sort(reverse=True)
     return {ordinal // STRETCH for _, ordinal in promising[:most]}
 

@@ -40,7 +40,7 @@ class Region:
     """
 
     def __init__(self, near: Iterable[int], number: int, *, names_speaker: bool = False) -> None:
-        # Of each stretch whether it is scored, after one before the first.
+        # Whether each stretch is scored. The first mark stands before the first stretch.
         stretches = -(-number // STRETCH)
         marks, joined = bytearray(stretches + 2), bytearray(stretches + 2)
         for stretch in near:

@@ -109,7 +109,7 @@ def command_of(arguments: Mapping[str, Any]) -> Any:
 
 def command_line(words: Sequence[Any]) -> Any:
     """Return the words of a command as one line."""
-    # As in ["bash", "-lc", "ls"]. Of other programs, as in ["head", "-c", "9"], `-c` is an option.
+    # As in ["bash", "-lc", "ls"]. In ["head", "-c", "9"], `-c` is an option of another program.
     if len(words) > 2 and _SHELL.search(str(words[0])) and _COMMAND_FOLLOWS.match(str(words[1])):
         return words[2]
     return " ".join(word for word in words if isinstance(word, str))

@@ -47,7 +47,7 @@ MEDIA_PARTS: Final = frozenset(
         "input_file",
         "video",
         "video_url",
-        # Of servers of open models.
+        # Types that servers of open models accept.
         "audio_url",
         "audio_embeds",
         "image_embeds",

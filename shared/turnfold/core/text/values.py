@@ -30,7 +30,7 @@ _NUMBERED_LINE = re.compile(r"(?:\n|\A) {0,8}(\d{4,7})(?=[:|→\t])")
 _KEY = re.compile(r'":(?:(?<=\w":)|(?<=\w\\":))(?=\d)')
 # Most tokens are plain words, not values: the first branch matches them without a group.
 _TOKEN = re.compile(r"[A-Za-z_~%+*$-]++(?![0-9./\\:@#])|([A-Za-z0-9_./\\:@#~%+*$-]{2,})")
-# Of scripts with letters that belong to no token, these put spaces around each word.
+# Letters outside tokens, of the scripts that put spaces around words.
 _LETTERS = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0370-\u052f\u1e00-\u1fff"
 _LETTER = re.compile(f"[{_LETTERS}]")
 _WORD = re.compile(rf"[{_LETTERS}A-Za-z0-9_./\\:@#~%+*$-]+")
@@ -244,7 +244,7 @@ def _tokens_in(text: str) -> dict[Value, None]:
         bare = token
         if not (token[0].isalnum() and token[-1].isalnum()):
             bare = token.strip("*").rstrip(".,:;+$%~").lstrip("@$%")
-            # Of other values, it is the mark of an added line.
+            # Before other values, a plus is the mark of an added line.
             if not _PHONE.fullmatch(bare):
                 bare = bare.lstrip("@$%+")
         if len(bare) < 2 or bare.isalpha() or (bare.isdigit() and len(bare) < 4):

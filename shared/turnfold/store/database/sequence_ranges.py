@@ -44,7 +44,7 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def stretches(positions: Iterable[tuple[int, bool]]) -> list[Range]:
-    """Return the chosen ones of these positions as ranges that contain no others."""
+    """Join chosen positions into ranges; a position that is not chosen ends a range."""
     ranges: list[Range] = []
     is_open = False
     for position, is_chosen in positions:

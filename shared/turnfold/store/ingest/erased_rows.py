@@ -147,7 +147,7 @@ def _columns(table: TableClause, *names: str) -> Sequence[ColumnElement[Any]]:
     return [table.c[name] for name in names]
 
 
-# Of one session. For a key of four columns, SQLite would read all calls of these sessions.
+# For one session: with a key of four columns, SQLite would read all calls of the sessions.
 _CALLS_ON_SQLITE = text("""
     WITH one (sid) AS (SELECT sid FROM tool_calls WHERE sid IN :sids LIMIT 1),
          first (call_id, position, slot) AS (

@@ -60,7 +60,7 @@ class SqlIngestStore:
         replays: Mapping[int, int] = NO_REPLAYS,
     ) -> IngestResult:
         """Store a batch in one transaction."""
-        # Of two events with one id in a batch, the writer takes the first as the original.
+        # If two events of a batch have one id, the writer takes the first as the original.
         ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
         try:
             return await self._database.write_first(

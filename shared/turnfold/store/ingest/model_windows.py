@@ -120,7 +120,7 @@ def learn_limits(
             limits = _raised(connection, session.sid, newest)
             session.window_limits = json.dumps(limits) if limits else None
             seqs = {arrival.stream_seq for arrival in named}
-            # Of a report that comes late, a newer one decides.
+            # If a report comes late, a newer one decides.
             reported = {
                 report.model: report.limit_tokens
                 for report in newest.values()

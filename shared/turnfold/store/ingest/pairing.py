@@ -190,8 +190,8 @@ def repair_pairs(
 ) -> list[PairChange]:
     """Recompute the pairs of these call ids in stream order; store and return changes.
 
-    Evicted messages are included. The sessions have no retractions. Pairs are right but for what
-    was stored from the position `first` on.
+    Evicted messages are included. The sessions have no retractions. Only messages stored from the
+    position `first` on may lack their right pairs.
     """
     changes: list[PairChange] = []
     for portion in in_portions(sorted(set(touched))):
@@ -309,7 +309,7 @@ def _recent(
         return None
     ((position,),) = begins
     start = max(position // MESSAGES_PER_EVENT * MESSAGES_PER_EVENT, after)
-    # A later result may follow a retracted call. Of results that waited, a copy may wait instead.
+    # A later result may follow a retracted call. If results waited, a copy may wait instead.
     if after and _RETRACTED_OF_LATER.rows(connection, *pair, start):
         return None
     calls = _by_id(_CALLS_SINCE.rows(connection, *pair, start))[pair]

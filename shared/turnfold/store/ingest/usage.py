@@ -163,7 +163,7 @@ _last = compactions.alias("last")
 _does_not_rewrite = compactions.c.trigger.not_in(
     [literal_column(f"'{trigger}'", String) for trigger in Trigger if trigger.rewrites]
 )
-# Of any row, not of the last one: an older eviction may wait while a newer one was restored.
+# Any row, not only the last: an older eviction may wait while a newer one was restored.
 _any_open = (
     select(literal_column("1"))
     .where(compactions.c.sid == PAIRS.c.a, is_uncovered, is_open, _does_not_rewrite)

@@ -236,7 +236,7 @@ def _state(
     retracted = tuple([message_of(row) for row in rows])
     left_with = Counter([message.compaction_id for message in retracted])
     taken = _taken(connection, sid, state, retracted)
-    # Of a restored eviction, retracted messages do not count, whenever they were retracted.
+    # A restored eviction does not count retracted messages, whenever they were retracted.
     evictions = tuple(
         [
             replace(

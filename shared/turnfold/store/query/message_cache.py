@@ -113,7 +113,7 @@ _LIVE = Prepared(_live, ("of_sid",))
 READ_AT_ONCE = 2_000
 """The most live messages that one statement reads: rows take three times what messages do."""
 FEW = 64
-"""Of at most so many new messages, the texts are read with them: nearly every window shows them."""
+"""Up to this many new messages are read with their texts: nearly every window shows them."""
 
 
 def _after(*more: ColumnElement[Any]) -> Prepared:

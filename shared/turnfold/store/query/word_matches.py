@@ -53,7 +53,7 @@ LEAST_EXPANDED_FREQUENT = 8_000
 BEFORE_ALL = -1
 """A position before every message."""
 MOST_FORMS = 32
-"""Of a beginning with more words, FTS5 reads all places."""
+"""If more words than this have a beginning, FTS5 reads all places of them."""
 
 _after, _until = bindparam("after", type_=BigInteger), bindparam("until", type_=BigInteger)
 _most = bindparam("most", type_=Integer)
@@ -206,7 +206,7 @@ class WordMatches:
     def _by_words(self, lookup: Lookup) -> str:
         """Return a lookup of SQLite with the words of the session for each beginning.
 
-        FTS5 reads all places of all words that begin so. Of whole words it reads as many as asked.
+        FTS5 reads all places of words with that beginning, but only the requested ones of a word.
         """
         terms: list[Term] = []
         for term in lookup:

@@ -75,7 +75,7 @@ def touched_by_command(command: str) -> Iterator[tuple[str, str]]:
     for words in _steps(without_heredocs(command[:_MAX_CHARACTERS])):
         action = _file_action(words)
         if action is not None:
-            # Where its output goes is no file that the program itself is given.
+            # A file that receives its output is not one of its arguments.
             given = [word for before, word in pairwise(words) if not before.endswith(">")]
             paths = _plain_paths(given)
             # The other paths of `cp` are only read, but the copy is what matters.

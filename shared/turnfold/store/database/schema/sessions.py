@@ -163,7 +163,7 @@ messages = Table(
     Column("is_error", Boolean, nullable=False),
     Column("calls", Text),
     Column("tool_call_id", Text),
-    # Of a result: tells a copy from another answer without reading texts.
+    # A digest of a result, which tells a copy from another answer without reading texts.
     Column("content_digest", LargeBinary),
     # The call that this result answers, decided again whenever an event touches its call id.
     Column("answers_position", Big),
@@ -240,7 +240,7 @@ usage_reports = Table(
     "usage_reports",
     metadata,
     session_key(primary=True),
-    # Of its event. Workers before revision 1023 write that of the answer that it names.
+    # Its event's position; workers before revision 1023 write that of the answer it names.
     Column("position", Big, primary_key=True, autoincrement=False),
     # Empty for a report that teaches nothing; see `turnfold.store.ingest.usage.TEACHES_NONE`.
     Column("agent_id", Text, nullable=False),
@@ -305,7 +305,7 @@ retracted_messages = Table(
     Column("retracted_at_ms", Big, nullable=False),
     # False: a result that only follows its call.
     Column("is_named", Boolean, nullable=False),
-    # Of a result: it was not named. Only workers before revision 1012 read it.
+    # True: a result that was not named. Only workers before revision 1012 read it.
     Column("is_paired", Boolean, nullable=False),
     # The newest version when it was retracted. Only workers before revision 1012 read it.
     Column("versions", Integer, nullable=False),

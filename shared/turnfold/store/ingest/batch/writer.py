@@ -173,7 +173,7 @@ class BatchWriter:
             self._connection, self._sessions, self._limited, before, new, self._journal
         )
         reports = sum(arrival.report is not None for arrival in self._new)
-        # Looks at as many older reports as without this batch, whose reports are the newest now.
+        # It reads this many more reports, so that those of this batch replace no older ones.
         calibrator = Calibrator(self._connection, reports)
         self._calibrate_named(models, calibrator)
         evictions = evict(
@@ -226,7 +226,7 @@ class BatchWriter:
         first = {arrival.key: arrival for arrival in reversed(self._new) if arrival.model}
         for key, arrival in first.items():
             if models[key].model is None:
-                # Of reports before this event only: the batch's limits must not decide.
+                # Only from reports before this event: the batch's limits must not decide.
                 before = arrival.stream_seq - 1
                 model = storable_key(arrival.model or "")
                 factor = calibrator.factor(key.agent_id, model, before)
