@@ -141,7 +141,7 @@ class ContextOverflow(TurnfoldError):
     def __init__(self, *, limit_tokens: int | None = None, tokens: int | None = None) -> None:
         reads = f" It reads {limit_tokens:,} tokens." if limit_tokens else ""
         super().__init__(
-            "This conversation is too long for the model, also after it was shortened to its "
+            "This conversation is too long for the model, even after it was shortened to its "
             f"newest part.{reads} Please begin a new conversation, send less at once, or choose a "
             "model that reads more."
         )

@@ -126,7 +126,7 @@ class Buffer:
         finally:
             await cancel_and_wait(*tasks)
             if left := len(self.waiting):
-                log.error("events.unpublished", extra={"events": left})
+                log.error("events.unpublished: lost unless published again (%d)", left)
 
     async def _drain(self, key: SessionKey) -> None:
         queue = self._queues[key]
@@ -142,8 +142,9 @@ class Buffer:
                 except TurnfoldError as error:
                     self._is_away = False
                     log.error(  # noqa: TRY400 - the text contains user ids
-                        "event.refused",
-                        extra={"event_id": waiting.event.event_id, "error": type(error).__name__},
+                        "event.refused: event %s is not published (%s)",
+                        waiting.event.event_id,
+                        type(error).__name__,
                     )
                     waiting.receipt.set_exception(error)
                     # The publisher may have returned already. Reading the exception here keeps

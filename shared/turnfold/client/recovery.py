@@ -167,7 +167,7 @@ class ContextRecovery:
             self.second_failure = error
             raise
         if isinstance(answer, _TooLong):
-            log.warning("overflow.repeated")
+            log.warning("overflow.repeated: the emergency window is too long as well")
         return answer
 
     async def _emergency_window(
@@ -179,8 +179,8 @@ class ContextRecovery:
     ) -> Compressed:
         tokens = lower.budget_tokens
         log.warning(
-            "overflow.recovering",
-            extra={"provider": first.overflow.provider, "budget_tokens": tokens},
+            "overflow.recovering: the call was too long; calling again with at most %d tokens",
+            tokens,
         )
         budget = ContextBudget(budget_tokens=tokens, model=lower.model, is_emergency=True)
         try:
@@ -328,7 +328,8 @@ class ContextRecovery:
             raise
         except (RequestError, TimeoutError, OSError) as error:
             self._away_until = asyncio.get_running_loop().time() + self._away_seconds
-            log.warning("context.unavailable", extra={"error": type(error).__name__})
+            fault = type(error).__name__
+            log.warning("context.unavailable: the agent's own list is trimmed (%s)", fault)
             return None
 
     def _merged_window(

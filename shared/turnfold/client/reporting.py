@@ -58,4 +58,4 @@ async def _send(reporter: UsageReporter, model: str, report: WindowReport) -> No
     try:
         await reporter.report(model, report)
     except (RequestError, TimeoutError, OSError) as error:
-        log.warning("usage.unreported", extra={"error": type(error).__name__})
+        log.warning("usage.unreported: the report is lost (%s)", type(error).__name__)

@@ -11,7 +11,7 @@ from turnfold.errors import ContextOverflow
 
 ENDED: Final = (
     "The sub-task was ended before it was done: its conversation became too long for its model, "
-    "also after it was shortened. Divide it into smaller sub-tasks, or go on without it."
+    "even after it was shortened. Divide it into smaller sub-tasks, or go on without it."
 )
 FAILED: Final = (
     "The sub-task was ended before it was done: its conversation became too long, "

@@ -151,13 +151,16 @@ async def test_an_agent_may_start_before_the_bus_does(server: NatsServer) -> Non
 
 
 @pytest.mark.proves("R3")
-async def test_what_could_not_be_published_at_all_is_told_at_the_end() -> None:
+async def test_what_could_not_be_published_at_all_is_told_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with turnfold.connect(
         "nats://127.0.0.1:1", timeout_seconds=0.2, attempts=1, buffering=SHORT
     ) as client:
         receipt = await said(client, "nobody is there")
 
     assert [event.event_id for event in client.unpublished] == [receipt.event_id]
+    assert "lost unless published again (1)" in caplog.text
     with pytest.raises(Unavailable, match="the client is closed"):
         await said(client, "too late")
 

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -408,7 +409,9 @@ async def test_without_a_service_the_list_is_trimmed_here_and_the_agent_answers(
 
 
 @pytest.mark.proves("R3", "C62")
-async def test_an_overflow_is_recovered_without_a_service_too(model: Model, tmp_path: Path) -> None:
+async def test_an_overflow_is_recovered_without_a_service_too_and_logged_with_its_values(
+    model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
     messages = await talked(None)
     model.server.script = ["overflow"]
     async with connect(
@@ -425,6 +428,8 @@ async def test_an_overflow_is_recovered_without_a_service_too(model: Model, tmp_
     assert answer["choices"][0]["message"]["content"]
     assert messages == second
     assert COUNTING.tokens(second) * 5 <= COUNTING.tokens(first) * 3
+    assert "the agent's own list is trimmed (Unavailable)" in caplog.text
+    assert re.search(r"calling again with at most \d+ tokens", caplog.text)
 
 
 @pytest.mark.proves("R3")
@@ -497,7 +502,7 @@ async def test_a_sub_agent_works_in_a_session_of_its_own(model: Model, session: 
 @pytest.mark.proves("R4", "C63")
 @pytest.mark.parametrize(
     ("second", "told"),
-    [("overflow", "also after it was shortened"), ("500", "the shorter attempt failed")],
+    [("overflow", "even after it was shortened"), ("500", "the shorter attempt failed")],
 )
 @pytest.mark.parametrize("grouped", ["nothing", "work", "call"])
 async def test_a_second_failure_ends_a_sub_agent_with_a_text_and_leaves_its_parent_alone(
