@@ -160,7 +160,7 @@ def show_explanations(explained: Sequence[Explanation], window: Window, *, as_js
         as_json=False,
         empty="The session has no messages.",
         texts=("shown",),
-        headings=3,
+        headings=2,
     )
     if window.summary is not None and sys.stdout.isatty():
         summary = window.summary
