@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 DOTS_END: Final = "%7F"
 """Follows an id that is `.` or `..` in paths of the console, because browsers resolve such a
-segment, also if it is encoded. No id contains this character."""
+segment, even if it is encoded. No id contains this character."""
 _DOTS: Final = re.compile(rf"/(\.\.?){DOTS_END}(?=/|$)")
 _SERVER = ("console", 0)
 

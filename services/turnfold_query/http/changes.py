@@ -102,7 +102,7 @@ class ChangeStreams:
 
 
 class ChangesResponse(StreamingResponse):
-    """The response of a stream; `on_end` is called at its end, also if it never began."""
+    """The response of a stream; `on_end` is called at its end, even if it never began."""
 
     def __init__(self, events: AsyncGenerator[str], on_end: Callable[[], None]) -> None:
         super().__init__(

@@ -84,7 +84,7 @@ class IngestLoop:
 
     def _end_batch(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        # Also after an error: the watchdog wants to see that batches end.
+        # Even after an error: the watchdog wants to see that batches end.
         self._ended += 1
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("batch.crashed", exc_info=error)
@@ -116,7 +116,7 @@ class IngestLoop:
         try:
             result = await self.store(batch)
         except BaseException as error:
-            # Also if cancelled: if the commit takes place, the redelivered events are duplicates.
+            # Even if cancelled: if the commit takes place, the redelivered events are duplicates.
             for received in together:
                 received.nack(delay_seconds=RETRY_SECONDS)
             if isinstance(error, StartError):

@@ -229,7 +229,7 @@ class ReceiverChild:
         except Exception:
             log.exception("parcel.untold")
         finally:
-            # Also after an error, or receiving would stop after a few of them.
+            # Even after an error, or receiving would stop after a few of them.
             self._slots.release()
 
     def _active_consumer(self) -> PullConsumer:

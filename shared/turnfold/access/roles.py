@@ -152,7 +152,7 @@ def permissions_of(key: Key, *, query_keys: Sequence[str] = ()) -> Permissions:
 
 def configuration(keys: Sequence[Key]) -> str:
     """Return the accounts of a NATS server, for its configuration."""
-    # Also while no service has a key: the imports of every client name this account.
+    # Even while no service has a key: the imports of every client name this account.
     accounts: dict[str, list[Key]] = {SERVICES_ACCOUNT: []}
     for key in keys:
         accounts.setdefault(account_of(key), []).append(key)

@@ -136,7 +136,7 @@ class Buffer:
                 try:
                     receipt = await self._publish(waiting.event)
                 except Unavailable:
-                    # Also if the stream is full: the event waits until an operator has made room.
+                    # Even if the stream is full: the event waits until an operator has made room.
                     await asyncio.sleep(0.2)
                     continue
                 except TurnfoldError as error:

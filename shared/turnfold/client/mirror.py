@@ -1,7 +1,7 @@
 """Keep a session equal to a list of messages, for hosts that send the whole list each time.
 
 The id of an event names a number of elements and the hash of the list up to there. So the newest
-message of the session tells how much of a list is stored, also after a restart of the host.
+message of the session tells how much of a list is stored, even after a restart of the host.
 Retracted elements are published again under other ids, which end with a mark of the newest message
 that was there.
 """

@@ -97,7 +97,7 @@ class TurnfoldCallback(CustomLogger):
             return None
         session_id = self._session_of(data, str(user_api_key_dict.api_key or ""))
         messages = await self._window(data, session_id)
-        # Marked also without a window: nobody looks for one again when the router sends it.
+        # Marked even without a window: nobody looks for one again when the router sends it.
         return _marked(data if messages is None else {**data, "messages": messages})
 
     def _session_of(self, call: Mapping[str, Any], key: str) -> str | None:

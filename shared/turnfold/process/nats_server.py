@@ -60,7 +60,7 @@ def find_server(explicit: Path | None = None) -> Path:
 def write_config(directory: Path, *, port: int) -> Path:
     """Write the configuration: listen on loopback, and sync each message before its reply."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Also if it existed: the streams hold what users wrote.
+    # Even if it existed: the streams hold what users wrote.
     directory.chmod(0o700)
     path = directory / "nats-server.conf"
     text = CONFIG.format(

@@ -35,7 +35,7 @@ async def at_most(seconds: float | None, waiting: Awaitable[object]) -> None:
 
 def stop_signals() -> Sequence[signal.Signals]:
     """Return the signals that stop a system or a service. `nohup` has SIGHUP ignored."""
-    # SIGINT also if it is ignored, as it is in jobs that a script starts with `&`.
+    # SIGINT even if it is ignored, as it is in jobs that a script starts with `&`.
     always = (signal.SIGTERM, signal.SIGINT)
     is_hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return always if is_hangup_ignored else (*always, signal.SIGHUP)

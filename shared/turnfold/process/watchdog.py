@@ -57,7 +57,7 @@ class Watchdog:
         ).start()
 
     def watch(self, name: str, read_progress: Progress, *, seconds: float) -> None:
-        """End the process also if `read_progress` returns the same value for `seconds`.
+        """End the process even if `read_progress` returns the same value for `seconds`.
 
         None means that no progress is expected.
         """

@@ -83,7 +83,7 @@ def decode_batch(
     """Decode deliveries; a bad one becomes a dead letter."""
     batch = DecodedBatch.empty()
     for delivery in deliveries:
-        # Also for valid events: the database may reject one, and its dead letter needs the bytes.
+        # Even for valid events: the database may reject one, and its dead letter needs the bytes.
         batch.payloads[delivery.stream_seq] = delivery.payload
         if delivery.replay_of:
             batch.replays[delivery.stream_seq] = delivery.replay_of
@@ -271,7 +271,7 @@ def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
     if key is None and claimed is not None and agent_id in (None, claimed.agent_id):
         # Only then: whoever may publish as one agent must not have another's events refused.
         key = claimed
-    # Also of a subject that names no session: an erasure reads the bytes of mismatches without it.
+    # For every mismatch: an erasure would read the bytes of those without it.
     is_mismatch = error.reason is EventFault.SUBJECT_MISMATCH
     if claimed is not None and (claimed != key or is_mismatch):
         detail += CLAIMS + json.dumps(claimed._asdict())

@@ -173,7 +173,7 @@ class WindowReading:
         session, policy, _, etag = self._terms(snapshot)
         if session is None:
             return None if self.request.etag != etag else _not_modified(etag)
-        # Also for a known etag: its budget may be due as a hint by now.
+        # Even for a known etag: its budget may be due as a hint by now.
         reply = self.environment.replies.get((session.sid, etag))
         if self.request.etag == etag:
             reply = _not_modified(etag, None if reply is None else reply.budget)

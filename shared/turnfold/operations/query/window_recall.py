@@ -148,7 +148,7 @@ class _Deciding:
             )  # fmt: skip
         decision = None if key is None else self.recall.decisions.get(key)
         # Decided again if the window itself shows a message of the block, which must not appear
-        # twice. Also if the index was incomplete, but only until the turn continues: then the
+        # twice. Even if the index was incomplete, but only until the turn continues: then the
         # model has seen the block.
         if decision is None or decision.shows_any(shown) or (decision.is_partial and at is None):
             then = planned if at is None else await self._window_at(at)

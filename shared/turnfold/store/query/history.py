@@ -235,7 +235,7 @@ class SqlHistoryStore(SqlStore):
         )
 
     async def chain_end(self, key: SessionKey) -> ChainEnd | None:
-        """Return the end of a session's audit chain, also of an erased session; None if unknown."""
+        """Return the end of a session's audit chain, even of an erased session; None if unknown."""
 
         def read(connection: Connection) -> ChainEnd | None:
             # A session that came back after its erasure continues the chain.

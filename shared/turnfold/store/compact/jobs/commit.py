@@ -103,7 +103,7 @@ def commit_version(
     is_activated = job.writes is not JobKind.REGENERATED
     if session is None or (is_activated and session.version != job.base_version):
         raise LostLease(job.compaction_ids[-1])
-    # Version numbers are never reused, also not those of versions that never were in force.
+    # Version numbers are never reused, even those of versions that were never in force.
     session.versions += 1
     number, change = session.versions, SessionChange(connection, session, SessionJournal(), now_ms)
     tokens_before_leaving = session.window_tokens

@@ -236,7 +236,7 @@ def _waiting(
                 break
             last = position
             room, characters = room - 1, characters - size
-        # Also if there are none: then `_store` ends the wait of this session.
+        # Even if there are none: then `_store` ends the wait of this session.
         messages_by_sid[sid] = (
             []
             if last is None
