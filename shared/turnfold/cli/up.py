@@ -68,13 +68,13 @@ def run_system(
     from turnfold.process.supervisor import run
 
     # NATS starts here. The URL of an earlier run in this directory must not be used.
-    given = {
+    overrides = {
         "data_dir": data_dir,
         "http_port": http_port,
         "nats_url": "nats://127.0.0.1",
         "proxy_upstream": proxy_url,
     }
-    settings = read_settings(os.environ, given, options={"proxy_upstream": "--proxy"})
+    settings = read_settings(os.environ, overrides, options={"proxy_upstream": "--proxy"})
     plan, logger = _plan(settings, nats_port), _logger(settings)
 
     def on_start() -> None:

@@ -39,8 +39,8 @@ class HttpSession:
 
     async def context(self, **fields: Any) -> Window:
         """Return the model's next input; `fields` are parameters, and None leaves one out."""
-        given = {name: value for name, value in fields.items() if value is not None}
-        return read(Window.of, await self._ask("/context?" + urlencode(given, errors="replace")))
+        query = {name: value for name, value in fields.items() if value is not None}
+        return read(Window.of, await self._ask("/context?" + urlencode(query, errors="replace")))
 
     async def tools(self, *, format: ToolFormat = "openai") -> list[dict[str, Any]]:
         """Return definitions of tools with which a model looks things up in this session."""

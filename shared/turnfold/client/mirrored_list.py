@@ -133,7 +133,7 @@ class ElementList:
         if fault := next(filter(None, map(FAULTS[self._shape], elements)), None):
             raise BadRequest(fault)
         compared: list[Any] = list(elements if identity is None else map(identity, elements))
-        counted = [at for at, one in enumerate(compared) if one is not None]
+        counted = [at for at, value in enumerate(compared) if value is not None]
         # Indexed by place: the number of elements up to the counted one before that place.
         self._ends = [0, *(at + 1 for at in counted)]
         self.length = self._first + len(counted)

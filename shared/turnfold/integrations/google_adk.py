@@ -109,8 +109,8 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         if llm_request.previous_interaction_id:
             return None
         session = self._session(callback_context)
-        given = getattr(callback_context.run_config, "model_input_context", None)
-        call = _RequestContents(llm_request.contents, given or ())
+        run_input = getattr(callback_context.run_config, "model_input_context", None)
+        call = _RequestContents(llm_request.contents, run_input or ())
         contents = await self._windows.shown(
             session, call.asked, call.window, model=llm_request.model
         )
@@ -161,12 +161,12 @@ class _RequestContents:
     """The contents of one request: each part of them is a part of a chat message.
 
     Contents of this request alone are not recorded: the ADK puts them behind the newest results,
-    so each step would edit the conversation. Nor are contents that the program has `given` for
-    this run, which the next run would edit; they stay before the run's request.
+    so each step would edit the conversation. Nor is the program's input of this run (`run_input`),
+    which the next run would edit; it stays before the run's request.
     """
 
     def __init__(
-        self, contents: Sequence[types.Content], given: Sequence[types.Content] = ()
+        self, contents: Sequence[types.Content], run_input: Sequence[types.Content] = ()
     ) -> None:
         self._beginning = _beginning(contents)
         loaded = _loaded(contents)
@@ -175,10 +175,10 @@ class _RequestContents:
             return not (_is_of_one_call(content) or content in loaded)
 
         others = contents[len(self._beginning) :]
-        start = _start_of(given, others)
-        self._given = list(others[start : start + len(given)])
-        self._after_given = sum(map(is_recorded, others[:start]))
-        others = [*others[:start], *others[start + len(given) :]]
+        start = _start_of(run_input, others)
+        self._run_input = list(others[start : start + len(run_input)])
+        self._after_run_input = sum(map(is_recorded, others[:start]))
+        others = [*others[:start], *others[start + len(run_input) :]]
         self._contents = list(filter(is_recorded, others))
         self._of_one_call = list(filterfalse(is_recorded, others))
         self._parts: list[list[types.Part]] = []
@@ -190,7 +190,7 @@ class _RequestContents:
     def asked(self) -> list[Chat]:
         """Return the contents as chat messages: each response of a function is one."""
         for place, content in enumerate(self._contents):
-            if place == self._after_given:
+            if place == self._after_run_input:
                 self._request = len(self._chat)
             self._add_content(content, place)
         return self._chat
@@ -207,13 +207,13 @@ class _RequestContents:
         newest user's contents, or behind the results.
         """
         contents: list[types.Content] = []
-        given = self._given
+        run_input = self._run_input
         were_responses = False
         for message in shown:
             place = message.place
             if place is not None and place == self._request:
-                contents += given
-                given, were_responses = [], False
+                contents += run_input
+                run_input, were_responses = [], False
             own = None if place is None else self._parts[place]
             body = message.body if place is None else message.body or self._chat[place]
             assert body is not None  # `Shown` has a place or a body
@@ -227,7 +227,7 @@ class _RequestContents:
                 contents.append(types.Content(role=role, parts=parts))
             were_responses = are_responses
         place = len(contents) - min(map(_newest_of_user, (self._contents, contents)))
-        of_one_call = [*given, *self._of_one_call]
+        of_one_call = [*run_input, *self._of_one_call]
         return [*self._beginning, *contents[:place], *of_one_call, *contents[place:]]
 
     def _add_content(self, content: types.Content, place: int) -> None:
@@ -327,11 +327,13 @@ def _beginning(contents: Sequence[types.Content]) -> list[types.Content]:
     return [*files, *others]
 
 
-def _start_of(given: Sequence[types.Content], contents: Sequence[types.Content]) -> int:
-    """Return where contents have the `given` ones last; the end if they have not."""
-    places = range(len(contents) - len(given), -1, -1)
-    found = (place for place in places if contents[place : place + len(given)] == [*given])
-    return next(found, len(contents))
+def _start_of(run_input: Sequence[types.Content], contents: Sequence[types.Content]) -> int:
+    """Return where contents have the `run_input` last; the end if they have not."""
+    places = range(len(contents) - len(run_input), -1, -1)
+    matching = (
+        place for place in places if contents[place : place + len(run_input)] == [*run_input]
+    )
+    return next(matching, len(contents))
 
 
 def _is_file_of_instruction(content: types.Content) -> bool:
@@ -350,10 +352,14 @@ def _is_of_one_call(content: types.Content) -> bool:
 def _loaded(contents: Sequence[types.Content]) -> list[types.Content]:
     """Return what the ADK loads for one call, in the user's name, behind the responses of tools."""
     start = len(contents) - _newest_of_user(contents)
-    names = [response.name for one in contents[:start][-1:] for response in _responses(one)]
+    names = [response.name for content in contents[:start][-1:] for response in _responses(content)]
     begins = tuple(_LOADED[name] for name in names if name in _LOADED)
     newest = contents[start:] if begins else ()
-    return [one for one in newest if one.parts and (one.parts[0].text or "").startswith(begins)]
+    return [
+        content
+        for content in newest
+        if content.parts and (content.parts[0].text or "").startswith(begins)
+    ]
 
 
 def _responses(content: types.Content) -> list[types.FunctionResponse]:

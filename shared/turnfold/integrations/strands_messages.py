@@ -55,7 +55,7 @@ def begins_window(message: Message) -> bool:
 
 def is_direct_call(message: Message) -> bool:
     """Return whether Strands wrote a message as the user, because the program called a tool."""
-    return any(map(_DIRECT_CALL.match, (str(one.get("text")) for one in message["content"])))
+    return any(map(_DIRECT_CALL.match, (str(block.get("text")) for block in message["content"])))
 
 
 def block_texts(message: Message) -> list[str]:

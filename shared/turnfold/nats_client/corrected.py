@@ -186,7 +186,7 @@ class CorrectedClient(Client):
             await subscription.drain()  # type: ignore[no-untyped-call]
         finally:
             # A drain that was cancelled leaves it, and a reconnection would subscribe again.
-            self._subs = {sid: one for sid, one in self._subs.items() if one is not subscription}
+            self._subs = {sid: kept for sid, kept in self._subs.items() if kept is not subscription}
 
     async def _ping_interval(self) -> None:
         """Send pings until the connection ends."""

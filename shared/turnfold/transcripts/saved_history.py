@@ -55,8 +55,8 @@ class SavedHistory:
             messages=[
                 message["element"] if are_items else _chat_message(message) for message in kept
             ],
-            machine_made_indexes={i for i, one in enumerate(kept) if one.get("is_meta")},
-            pinned_indexes={i for i, one in enumerate(kept) if _is_pinned(one)},
+            machine_made_indexes={i for i, row in enumerate(kept) if row.get("is_meta")},
+            pinned_indexes={i for i, row in enumerate(kept) if _is_pinned(row)},
         )
         return [conversation]
 

@@ -84,7 +84,7 @@ def are_pairable(calls: Iterable[tuple[Any, Any]]) -> bool:
     """
     ids: set[str] = set()
     for call_id, name in calls:
-        if not all(isinstance(one, str) and one for one in (call_id, name)) or call_id in ids:
+        if not all(isinstance(text, str) and text for text in (call_id, name)) or call_id in ids:
             return False
         ids.add(call_id)
     return True
@@ -102,7 +102,7 @@ def command_of(arguments: Mapping[str, Any]) -> Any:
     """Return the command in the arguments of a shell, as one text if it is a list."""
     commands = arguments.get("commands")
     if isinstance(commands, list):
-        return "\n".join(one for one in commands if isinstance(one, str))
+        return "\n".join(line for line in commands if isinstance(line, str))
     command = arguments.get("command", arguments.get("cmd", arguments.get(INPUT)))
     return command_line(command) if isinstance(command, list) else command
 

@@ -64,13 +64,13 @@ _Note = Callable[[Connection, Sequence[Any], int | None], None]
 class _Kind(NamedTuple):
     """One table: the keys of its rows, and what is done with deleted ones.
 
-    `note` gets the keys of deleted rows, and the columns `told`, and the time at which the last of
+    `note` gets the keys of deleted rows, and the columns `noted`, and the time at which the last of
     the sessions was erased, or None if a worker of an earlier release erased one.
     """
 
     table: TableClause
     keys: Sequence[ColumnElement[Any]]
-    told: Sequence[ColumnElement[Any]] = ()
+    noted: Sequence[ColumnElement[Any]] = ()
     note: _Note | None = None
 
     @property
@@ -96,7 +96,7 @@ class _Kind(NamedTuple):
         return (
             delete(self.table)
             .where(tuple_(*self.keys).in_(chosen))
-            .returning(self.weight, *self.keys, *self.told)
+            .returning(self.weight, *self.keys, *self.noted)
         )
 
 

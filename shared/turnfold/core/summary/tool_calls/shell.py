@@ -76,8 +76,8 @@ def touched_by_command(command: str) -> Iterator[tuple[str, str]]:
         action = _file_action(words)
         if action is not None:
             # A file that receives its output is not one of its arguments.
-            given = [word for before, word in pairwise(words) if not before.endswith(">")]
-            paths = _plain_paths(given)
+            arguments = [word for before, word in pairwise(words) if not before.endswith(">")]
+            paths = _plain_paths(arguments)
             # The other paths of `cp` are only read, but the copy is what matters.
             for path in paths[-1:] if _program(words) == "cp" else paths:
                 yield path, action

@@ -222,6 +222,6 @@ class WindowDigest:
             counted = [count_line(self.messages, self.calls)] if self.messages else []
             return DigestText((), "\n".join([*counted, *names]))
         # In the order of the session, not in that of leaving.
-        told = tuple([name for name in self._compactions if name in self._told_compactions])
+        compactions = tuple([name for name in self._compactions if name in self._told_compactions])
         named_round = self._named.in_round if self._named else None
-        return DigestText(told, "\n".join([*self._earlier.lines(named_round), *names]))
+        return DigestText(compactions, "\n".join([*self._earlier.lines(named_round), *names]))

@@ -269,9 +269,9 @@ def _plan_rewriting(
         # During a cooldown the model was not called, so this is not another failure.
         if job.cooling is None:
             change.session.begin_cooldown(reason, at_ms=change.now_ms)
-        again = new_id()
-        open_stand_in(change, again)
-        move_chunk_summaries(change.connection, job, again)
+        stand_in_id = new_id()
+        open_stand_in(change, stand_in_id)
+        move_chunk_summaries(change.connection, job, stand_in_id)
     continue_fold(change, new_id)
 
 

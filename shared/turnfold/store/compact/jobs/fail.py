@@ -76,14 +76,14 @@ def fail_job(
         if job.writes is not JobKind.REGENERATED:
             session.begin_cooldown(reason or str(status), at_ms=now_ms)
         if job.planned and status is JobStatus.FAILED:
-            again = new_id()
-            _plan_again(change, job, job.planned, again)
-            move_chunk_summaries(connection, job, again)
+            plan_id = new_id()
+            _plan_again(change, job, job.planned, plan_id)
+            move_chunk_summaries(connection, job, plan_id)
         if job.writes is JobKind.STAND_IN and not _is_refused_for_good(connection, job.sid):
-            again = new_id()
-            open_stand_in(change, again)
+            stand_in_id = new_id()
+            open_stand_in(change, stand_in_id)
             if status is JobStatus.FAILED:
-                move_chunk_summaries(connection, job, again)
+                move_chunk_summaries(connection, job, stand_in_id)
     # Last, because answers for open rows are kept.
     delete_chunk_summaries(connection, job.sid)
     change.journal.write(connection, [session])
@@ -104,11 +104,11 @@ def _plan_again(change: SessionChange, job: Job, planned: FiredTrigger, compacti
         "status": JobStatus.PENDING, "tokens_before": session.window_tokens,
         "next_attempt_at_ms": session.cooldown_until_ms, "requested_at_ms": change.now_ms,
     }  # fmt: skip
-    again = select(
+    copied = select(
         *(literal(value, compactions.c[name].type) for name, value in changed.items()),
         *(compactions.c[name] for name in _KEPT),
     ).where(compactions.c.compaction_id == int(job.compaction_ids[-1]))
-    change.connection.execute(compactions.insert().from_select([*changed, *_KEPT], again))
+    change.connection.execute(compactions.insert().from_select([*changed, *_KEPT], copied))
     change.add_audit_row(
         "selective_start", compaction_id=compaction_id, tokens_before=session.window_tokens,
         trigger=str(planned.trigger), live=session.live_messages, session_model=session.model,

@@ -27,7 +27,7 @@ def refuse_used_in_sessions(connection: Connection, arrivals: Sequence[DecodedEv
             & (sessions.c.agent_id == key.agent_id)
             & (sessions.c.session_id == key.session_id)
         )
-        _refuse_used(connection, [one for one in arrivals if one.key == key], is_of_session)
+        _refuse_used(connection, [event for event in arrivals if event.key == key], is_of_session)
 
 
 def refuse_used(
@@ -49,7 +49,7 @@ def refuse_used(
         return any(first <= seq <= last for first, last in ingested)
 
     # No index finds them by sequence alone.
-    if suspects := [one for one in arrivals if was_ingested(one.stream_seq)]:
+    if suspects := [event for event in arrivals if was_ingested(event.stream_seq)]:
         _refuse_used(connection, suspects, true())
     for letter in letters:
         if was_ingested(letter.stream_seq):
@@ -64,7 +64,7 @@ def refuse_used(
 def _refuse_used(
     connection: Connection, arrivals: Sequence[DecodedEvent], condition: ColumnElement[bool]
 ) -> None:
-    ids = {one.stream_seq: (one.key.agent_id, one.event_id) for one in arrivals}
+    ids = {event.stream_seq: (event.key.agent_id, event.event_id) for event in arrivals}
     for portion in in_portions(sorted(ids)):
         stored = select(events.c.stream_seq, events.c.agent_id, events.c.event_id).where(
             condition, events.c.stream_seq.in_(portion)
