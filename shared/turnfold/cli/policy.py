@@ -82,8 +82,8 @@ def set_(  # a parameter for each option
         return
     numbers_set = counted(len(answer["overrides"]), "number")
     typer.echo(
-        f"The policy of {_name(agent, session)} has mode {answer['mode'] or 'unset'},"
-        f" preset {answer['preset'] or 'unset'} and {numbers_set} of its own."
+        f"Policy of {_name(agent, session)}: mode {answer['mode'] or 'unset'},"
+        f" preset {answer['preset'] or 'unset'}, {numbers_set} set."
     )
 
 

@@ -329,11 +329,9 @@ def _beginning(contents: Sequence[types.Content]) -> list[types.Content]:
 
 def _start_of(run_input: Sequence[types.Content], contents: Sequence[types.Content]) -> int:
     """Return where contents have the `run_input` last; the end if they have not."""
-    places = range(len(contents) - len(run_input), -1, -1)
-    matching = (
-        place for place in places if contents[place : place + len(run_input)] == [*run_input]
-    )
-    return next(matching, len(contents))
+    size = len(run_input)
+    places = range(len(contents) - size, -1, -1)
+    return next((at for at in places if contents[at : at + size] == [*run_input]), len(contents))
 
 
 def _is_file_of_instruction(content: types.Content) -> bool:
@@ -355,11 +353,7 @@ def _loaded(contents: Sequence[types.Content]) -> list[types.Content]:
     names = [response.name for content in contents[:start][-1:] for response in _responses(content)]
     begins = tuple(_LOADED[name] for name in names if name in _LOADED)
     newest = contents[start:] if begins else ()
-    return [
-        content
-        for content in newest
-        if content.parts and (content.parts[0].text or "").startswith(begins)
-    ]
+    return [new for new in newest if new.parts and (new.parts[0].text or "").startswith(begins)]
 
 
 def _responses(content: types.Content) -> list[types.FunctionResponse]:
