@@ -155,9 +155,7 @@ def is_same_event(event: Event, stored: Event) -> bool:
 def _said(event: Event) -> list[dict[str, Any]]:
     # A result of JSON is compared by its value, not by the text that windows show.
     pairs = zip(event.parsed, event.originals, strict=True)
-    return [
-        body if json_ is None else body | {"content": json.loads(json_)} for body, json_ in pairs
-    ]
+    return [body if text is None else body | {"content": json.loads(text)} for body, text in pairs]
 
 
 def check_copy(kind: str, payload: bytes, stored: bytes, limits: EventLimits = LIMITS) -> None:
