@@ -150,6 +150,7 @@ def test_services_wait_for_the_newest_migration_and_numbers_only_grow() -> None:
     assert {len(revision) for revision in revisions} == {4}
 
 
+@pytest.mark.filterwarnings("ignore:.*expression-based index")
 @pytest.mark.proves("O6")
 async def test_the_migrations_build_what_the_schema_says(url: str) -> None:
     assert await looked_up(url, differences) == []

@@ -10,10 +10,13 @@ BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Add the column. Only the first of several reports about one answer was kept, there."""
+    """Add the column: null in older rows, and in those of older workers.
+
+    Of several reports about one answer, they kept only the first, there.
+    """
     op.add_column("usage_reports", sa.Column("answer_position", BIG))
-    op.execute("UPDATE usage_reports SET answer_position = position")
-    op.create_index("ix_usage_reports_answer", "usage_reports", ["sid", "answer_position"])
+    answer = sa.text("coalesce(answer_position, position)")
+    op.create_index("ix_usage_reports_answer", "usage_reports", ["sid", answer])
     # Otherwise each report would read all that was ever retracted in its session.
     columns = ["sid", "retracted_seq", "position"]
     op.create_index("ix_retracted_messages_seq", "retracted_messages", columns)

@@ -5,12 +5,14 @@ from math import factorial
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
+from tests.contract.ingest.test_usage import factor, reporting
 from tests.store_fixtures import KEY, NOON, Stores, assistant, reported, retracted, turn, user
 from turnfold.messages import AgentId, SessionKey
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database.schema import sessions, usage_reports
+from turnfold.store.ingest.model_windows import limits_of
 
 MODEL = "acme/small-1"
 USAGE = {"prompt_tokens": 20_000}
@@ -190,3 +192,23 @@ async def test_reports_stand_in_every_order_of_arrival_where_the_stream_says(
         for number in range(factorial(len(stream)))
         for (seq, index), tokens in places.items()
     }
+
+
+@pytest.mark.proves("O6", "T4", "R5")
+async def test_reports_of_workers_that_know_no_place_of_an_answer_count(stores: Stores) -> None:
+    """Those before migration 1023, also beside newer ones."""
+    await stores.ingest(
+        reported(1, MODEL, limit_tokens=1_024), *reporting(8, first_seq=2, model=MODEL)
+    )
+    no_place = update(usage_reports).values(answer_position=None)
+    await stores.database.write(lambda connection: connection.execute(no_place))
+
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
+
+    assert await factor(stores) == 1.25
+    limits = await stores.database.snapshot(
+        lambda connection: limits_of(
+            connection, connection.scalar(select(sessions.c.sid)) or 0, NOON + 99
+        )
+    )
+    assert limits == {MODEL: 4_875}

@@ -14,6 +14,7 @@ from sqlalchemy import (
     ScalarSelect,
     String,
     bindparam,
+    func,
     literal_column,
     select,
     text,
@@ -89,3 +90,8 @@ def unseen(parameter: BindParameter[Any]) -> ScalarSelect[Any]:
     It would plan a statement with a range anew for each value, which takes longer than to run it.
     """
     return select(parameter).scalar_subquery()
+
+
+def answer_place(reports: FromClause) -> ColumnElement[int]:
+    """Return where the answers of reports stand, as their index has it; see `answer_position`."""
+    return func.coalesce(reports.c.answer_position, reports.c.position)

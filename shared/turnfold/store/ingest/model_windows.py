@@ -20,6 +20,7 @@ from turnfold.core.eviction.reported_limits import (
 from turnfold.messages import MESSAGES_PER_EVENT, SessionKey, position_of
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database.message_rows import storable_key
+from turnfold.store.database.predicates import answer_place
 from turnfold.store.database.schema import reported_limits, usage_reports
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared, SupportsStatements
@@ -43,7 +44,7 @@ _REPORTED = Prepared(
 _LARGEST_SINCE = Prepared(
     select(func.coalesce(func.max(usage_reports.c.prompt_tokens), literal_column("0"))).where(
         usage_reports.c.sid == bindparam("of_sid"),
-        usage_reports.c.answer_position > bindparam("after"),
+        answer_place(usage_reports) > bindparam("after"),
         usage_reports.c.model == bindparam("of_model"),
         usage_reports.c.at_ms <= bindparam("until_ms"),
     ),

@@ -30,7 +30,7 @@ from turnfold.core.eviction.usage import (
 from turnfold.messages import MESSAGES_PER_EVENT, position_of
 from turnfold.ports.query import END_POSITION
 from turnfold.store.database.message_rows import named_place
-from turnfold.store.database.predicates import is_of_kept, is_open, is_uncovered
+from turnfold.store.database.predicates import answer_place, is_of_kept, is_open, is_uncovered
 from turnfold.store.database.schema import (
     compactions,
     events,
@@ -76,10 +76,10 @@ _earlier, _before, _between, _first = (
     messages.alias("first"),
 )
 _previous = (
-    select(func.max(_before.c.answer_position))
+    select(func.max(answer_place(_before)))
     .where(
         _before.c.sid == _later.c.sid,
-        _before.c.answer_position < _later.c.answer_position,
+        answer_place(_before) < answer_place(_later),
         _before.c.agent_id == _later.c.agent_id,
     )
     .scalar_subquery()
@@ -92,15 +92,15 @@ _step = (
         _later.c.position,
         _later.c.at_ms,
         (_later.c.prompt_tokens - _earlier.c.prompt_tokens).label("more_tokens"),
-        _earlier.c.answer_position.label("since"),
-        _later.c.answer_position.label("until"),
+        answer_place(_earlier).label("since"),
+        answer_place(_later).label("until"),
         _earlier.c.model,
     )
     .select_from(_later)
     .join(
         _earlier,
         (_earlier.c.sid == _later.c.sid)
-        & (_earlier.c.answer_position == _previous)
+        & (answer_place(_earlier) == _previous)
         & (_earlier.c.agent_id == _later.c.agent_id),
     )
     .cte("step")
@@ -213,18 +213,18 @@ _WAITING = Prepared(
     select(usage_reports).where(
         usage_reports.c.sid == bindparam("of_sid"),
         usage_reports.c.position >= bindparam("since"),
-        usage_reports.c.answer_position == usage_reports.c.position,
+        answer_place(usage_reports) == usage_reports.c.position,
         usage_reports.c.message_id.is_not(None),
     ),
     ("of_sid", "since"),
 )
 _ABOUT = Prepared(
-    select(usage_reports.c.answer_position, usage_reports.c.position, usage_reports.c.agent_id)
+    select(answer_place(usage_reports), usage_reports.c.position, usage_reports.c.agent_id)
     .where(
         usage_reports.c.sid == bindparam("of_sid"),
-        usage_reports.c.answer_position.between(bindparam("since"), bindparam("until")),
+        answer_place(usage_reports).between(bindparam("since"), bindparam("until")),
     )
-    .order_by(usage_reports.c.answer_position, usage_reports.c.position),
+    .order_by(answer_place(usage_reports), usage_reports.c.position),
     ("of_sid", "since", "until"),
 )
 _RETRACTED = Prepared(
@@ -253,7 +253,7 @@ class ReportRow(NamedTuple):
     prompt_tokens: int
     at_ms: int
     message_id: str | None
-    answer_position: int
+    answer_position: int | None
 
 
 INSERT_REPORTS = BulkInsert(usage_reports, ReportRow._fields)

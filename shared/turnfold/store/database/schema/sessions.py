@@ -250,12 +250,12 @@ usage_reports = Table(
     # The answer that it names, if any.
     Column("message_id", Text),
     # Where its answer stands: everything before it was counted. Its own position if the answer that
-    # it names is not stored before it; null from workers before revision 1023.
+    # it names is not stored before it; null means that, too, from workers before revision 1023.
     Column("answer_position", Big),
     # Learning: the newest reports of one model that one agent uses.
     Index("ix_usage_reports_model", "agent_id", "model", "position"),
     # Learning: the report before another one. A retraction concerns reports of later answers.
-    Index("ix_usage_reports_answer", "sid", "answer_position"),
+    Index("ix_usage_reports_answer", "sid", text("coalesce(answer_position, position)")),
     sqlite_with_rowid=False,
 )
 """Reported token usage; calibration factors are computed from these rows and messages."""

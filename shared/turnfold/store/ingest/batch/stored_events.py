@@ -28,7 +28,7 @@ from turnfold.messages import MESSAGES_PER_EVENT, ROLES, Role, position_of
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
 from turnfold.ports.query import END_POSITION, END_SEQ
 from turnfold.store.database.message_rows import storable_key
-from turnfold.store.database.predicates import in_range
+from turnfold.store.database.predicates import answer_place, in_range
 from turnfold.store.database.schema import (
     compactions,
     events,
@@ -298,7 +298,7 @@ def delete_event(connection: Connection, span: EventSpan, arrival: DecodedEvent)
     for table in (messages, tool_calls, usage_reports):
         connection.execute(delete(table).where(span.rows_of(table)))
     # Reports of its answers wait for these again.
-    of_answers = usage_reports.c.answer_position.between(span.first, span.last)
+    of_answers = answer_place(usage_reports).between(span.first, span.last)
     named = update(usage_reports).where(usage_reports.c.sid == span.sid, of_answers)
     connection.execute(named.values(answer_position=usage_reports.c.position))
     is_limit = (reported_limits.c.sid == span.sid) & (
