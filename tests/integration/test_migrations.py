@@ -43,6 +43,8 @@ from turnfold.store.database.instance_lock import wait_for_schema
 from turnfold.store.database.schema import REVISION, metadata, word_index
 from turnfold_migrations import downgrade, revision_of, upgrade
 
+# SQLAlchemy reads none of SQLite.
+pytestmark = pytest.mark.filterwarnings("ignore:.*expression-based index")
 VIEW_COLUMNS = {
     "sessions_view": "agent_id session_id model policy mode messages_total messages_live messages_pending messages_covered "
     "tokens_total tokens_live summary_version last_event_at",
@@ -150,7 +152,6 @@ def test_services_wait_for_the_newest_migration_and_numbers_only_grow() -> None:
     assert {len(revision) for revision in revisions} == {4}
 
 
-@pytest.mark.filterwarnings("ignore:.*expression-based index")
 @pytest.mark.proves("O6")
 async def test_the_migrations_build_what_the_schema_says(url: str) -> None:
     assert await looked_up(url, differences) == []
