@@ -17,26 +17,27 @@ WORD_INDEX = {
     ],
 }
 
+_REINDEX = "UPDATE sessions SET unindexed_from = 0 WHERE messages_total > 0 AND agent_id <> ''"
 EMPTY_INDEX = {
     "sqlite": (
         "INSERT INTO word_index (word_index) VALUES ('delete-all')",
         "DELETE FROM index_removals",
+        "DELETE FROM marked_lines",
+        _REINDEX,
     ),
     "postgresql": (
         # Workers lock a session before its words, too.
         "LOCK TABLE sessions IN EXCLUSIVE MODE",
-        "TRUNCATE word_index, word_index_segments",
+        _REINDEX,
+        # Last, because searches and recall wait from here on.
+        "TRUNCATE word_index, word_index_segments, marked_lines",
     ),
 }
 
 
 def empty_index() -> None:
     """Empty the index and the marked lines, so that a worker indexes all messages again."""
-    for statement in (
-        *EMPTY_INDEX[op.get_bind().dialect.name],
-        "DELETE FROM marked_lines",
-        "UPDATE sessions SET unindexed_from = 0 WHERE messages_total > 0 AND agent_id <> ''",
-    ):
+    for statement in EMPTY_INDEX[op.get_bind().dialect.name]:
         op.execute(statement)
 
 
