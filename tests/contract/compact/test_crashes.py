@@ -234,3 +234,18 @@ async def test_after_a_clock_that_was_ahead_nothing_waits_for_its_times(stores: 
     assert (evicted.writes, evicted.cooling) == (JobKind.NEXT, None)
     await stores.jobs.commit(evicted, stand_in, reason="timeout", now_ms=ahead_ms)
     assert (await claimed(stores, NOON + 6_000)).writes is JobKind.STAND_IN
+
+
+@pytest.mark.proves("S1", "C49")
+async def test_a_job_whose_lease_was_ended_is_due_though_the_clock_was_set_back(
+    stores: Stores,
+) -> None:
+    await stores.ingest(*turns(1, 7))
+    await stores.jobs.retry_later(
+        await claimed(stores), reason="timeout", detail="", retry_at_ms=NOON + 50_000, now_ms=NOON
+    )
+    first = await claimed(stores, NOON + 50_000)
+
+    await stores.jobs.end_leases()
+
+    assert (await claimed(stores, NOON + 20_000)).fence > first.fence

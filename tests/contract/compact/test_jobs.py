@@ -28,7 +28,7 @@ from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import LostLease
-from turnfold.messages import SessionId, SessionKey, State
+from turnfold.messages import AgentId, SessionId, SessionKey, State
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, compact
 from turnfold.ports.compact import Job
@@ -144,19 +144,25 @@ async def test_a_failed_part_of_a_backlog_delays_the_rest(
     assert (again.attempt, len(again.compaction_ids)) == (2, 1)
 
 
-@pytest.mark.proves("S1", "S7")
-async def test_no_more_jobs_are_taken_than_asked_for_and_the_oldest_first(stores: Stores) -> None:
-    for number in (2, 1):
-        key = SessionKey(KEY.agent_id, SessionId(f"s-{number}"))
+@pytest.mark.proves("S1", "S7", "X6")
+async def test_no_more_jobs_are_taken_than_asked_for_and_the_oldest_of_each_agent_first(
+    stores: Stores,
+) -> None:
+    for agent, number in (("ada", 2), ("ada", 1), ("bob", 3)):
         await stores.ingest(
-            *[turn(100 * number + seq, user("q"), assistant("a"), key=key) for seq in range(1, 8)]
+            *turns(100 * number, 7, key=SessionKey(AgentId(agent), SessionId(f"s-{number}")))
         )
 
-    (job,) = await stores.jobs.claim(
-        places(1), lease_ms=LEASE_MS, now_ms=NOON + 1_000, installation=stores.installation
-    )
+    taken = [
+        await stores.jobs.claim(
+            places(most), lease_ms=LEASE_MS, now_ms=NOON + 1_000, installation=stores.installation
+        )
+        for most in (2, 1, 1)
+    ]
 
-    assert job.key.session_id == "s-1"
+    # A session that a worker holds takes the place of no other.
+    sessions = [[job.key.session_id for job in jobs] for jobs in taken]
+    assert sessions == [["s-1", "s-3"], ["s-2"], []]
 
 
 @pytest.mark.proves("S1", "C49")

@@ -24,6 +24,7 @@ from tests.store_fixtures import (
 )
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.compact.jobs.claim import DUE
 from turnfold.store.database import statements
 from turnfold.store.ingest import erased_letters
 from turnfold.store.ingest.erase import SESSIONS_AT_ONCE, EraseResult
@@ -96,6 +97,9 @@ async def test_no_list_no_sum_and_no_queue_counts_an_erased_session(stores: Stor
         assert costs.models == []
         assert await stores.jobs.next_due_ms() is None
         assert await stores.claim(NOON + 900_000) == []
+        # Else sessions that nobody may claim would take the places of others.
+        due = await stores.database.snapshot(lambda sql: DUE.rows(sql, NOON + 900_000, 9))
+        assert due == []
         if not await stores.erasures.delete_rows():
             break
 
