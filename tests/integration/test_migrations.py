@@ -232,7 +232,10 @@ async def test_a_database_that_would_not_store_every_text_is_refused_before_it_h
 
 
 @pytest.mark.proves("O6")
-async def test_a_service_that_waits_for_the_tables_reports_it_once(database_url: str) -> None:
+async def test_a_service_that_waits_for_the_tables_reports_it_once(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnfold.store.database.instance_lock.REPORT_SECONDS", 0.0)
     database = Database(database_url, writes=False)
 
     with (

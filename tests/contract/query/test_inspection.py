@@ -55,21 +55,24 @@ async def worked_on(stores: Stores) -> None:
 @pytest.mark.proves("V1")
 async def test_totals_add_up_what_is_open_failed_and_refused(stores: Stores) -> None:
     await worked_on(stores)
+    await stores.ingest(*turns(201, 7, key=ADA), *turns(301, 7, key=BOB))
+    (job,) = await stores.claim(NOON + 2_000)
+    stand_in = summary("Shorter than it was.", kind="extractive")
+    await stores.jobs.commit(job, stand_in, reason="timeout", now_ms=NOON + 3_000)
     seen = (await stores.seen()).sessions
 
     every = await stores.inspections.totals(None)
     of_ada = await stores.inspections.totals({"ada"})
     of_bob = await stores.inspections.totals({"bob"})
 
-    assert (every.agents, every.sessions, every.messages) == (2, 2, 28)
-    assert (of_ada.summaries, of_ada.compactions_open, of_ada.compactions_failed) == (1, 0, 0)
-    assert (of_bob.summaries, of_bob.compactions_open, of_bob.compactions_failed) == (0, 1, 1)
-    assert (of_ada.sessions_cooling_down, of_bob.sessions_cooling_down) == (0, 0)
+    assert (every.agents, every.sessions, every.messages) == (2, 2, 56)
+    assert (of_ada.summaries, of_ada.compactions_open, of_ada.compactions_failed) == (2, 1, 0)
+    assert (of_bob.summaries, of_bob.compactions_open, of_bob.compactions_failed) == (0, 2, 1)
+    assert (of_ada.sessions_cooling_down, of_bob.sessions_cooling_down) == (1, 0)
     assert (every.dead_letters, of_ada.dead_letters, of_bob.dead_letters) == (2, 1, 1)
-    assert of_ada.summary_tokens == summary("Short.").tokens
-    assert of_bob.summary_tokens == 0
+    assert (of_ada.summary_tokens, of_bob.summary_tokens) == (stand_in.tokens, 0)
     for one, key in ((of_ada, ADA), (of_bob, BOB)):
-        assert one.messages == len(seen[key].messages) == 14
+        assert one.messages == len(seen[key].messages) == 28
     for ofall, ada, bob in zip(every, of_ada, of_bob, strict=True):
         assert ofall == ada + bob
 
