@@ -60,12 +60,12 @@ def _evict_idle(
     locked = [
         session
         for session in lock_by_sid(connection, idle).values()
-        # An event may have arrived between the snapshot and the lock.
-        if session.idle_at_ms is not None and session.idle_at_ms <= now_ms
+        # Another worker may have evicted between the snapshot and the lock.
+        if session.idle_at_ms is not None
     ]
     journal = SessionJournal()
     for session in locked:
-        # The policy may have changed since the time was stored.
+        # An event may have arrived, and the policy may have changed since the time was stored.
         session.renew_idle_time(installation)
         if session.idle_at_ms is not None and session.idle_at_ms <= now_ms:
             # Once until somebody speaks again.

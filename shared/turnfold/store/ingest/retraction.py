@@ -299,12 +299,11 @@ class Retractor:
         named = [place for place in map(named_place, message_ids) if place is not None]
         agent_id = self._session.key.agent_id
         wanted = sorted({(agent_id, event_id) for event_id, _ in named})
+        # Also those of its other sessions: at the places of their messages, this one has none.
         seqs = {
             event_id: seq
             for portion in in_portions(wanted)
-            for _, event_id, sid, seq, _ in KNOWN_EVENTS.rows(self._connection, portion)
-            # Event ids belong to the agent, and a retraction must not reach its other sessions.
-            if sid == self._session.sid
+            for _, event_id, _, seq, _ in KNOWN_EVENTS.rows(self._connection, portion)
         }
         return sorted(
             {position_of(seqs[event_id], index) for event_id, index in named if event_id in seqs}

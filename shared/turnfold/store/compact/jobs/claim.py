@@ -146,7 +146,7 @@ class _OpenRow(NamedTuple):
         return FiredTrigger(trigger, self.budget_tokens)
 
     def is_leased(self, now_ms: int) -> bool:
-        return self.status == JobStatus.RUNNING and _is_ahead(self.lease_until_ms or 0, now_ms)
+        return _is_ahead(self.lease_until_ms or 0, now_ms)
 
     def is_due(self, now_ms: int) -> bool:
         return self.status == JobStatus.RUNNING or not _is_ahead(self.next_attempt_at_ms, now_ms)
