@@ -63,3 +63,19 @@ async def test_large_messages_are_recalled_in_a_thread_and_small_ones_are_not(
 
     # A choice of messages is only known to be large once it was made.
     assert found == ([True, False, True, False] if reads == "messages" else [False, False])
+
+
+@pytest.mark.proves("X6", "F2")
+async def test_a_session_of_many_small_messages_is_recalled_in_this_thread_once_its_order_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inline_reader, "SLOW_SECONDS", 600.0)
+    async with sql_stores(new_sqlite(tmp_path)) as stores:
+        for seq in range(1, 14):
+            await stores.ingest(turn(seq, *[user("amber")] * 1_000))
+        while await stores.index.index_some():
+            pass
+
+        found = await asked(stores, reads="index")
+
+    assert found == [False, True]

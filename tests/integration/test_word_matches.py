@@ -1,6 +1,7 @@
 """The messages that a lookup of recall matches in the index, beside those that the texts name (F2)."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -10,24 +11,27 @@ from sqlalchemy import Connection, text
 
 from tests.store_fixtures import Stores, new_sqlite, sql_stores, turn, user
 from turnfold.cache import LRUCache
+from turnfold.core.recall.mask_ranking import MOST_MASKED
 from turnfold.core.recall.ranking import MOST_PLACES
 from turnfold.core.text.search import Lookup, Term
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.store.database.engine import Database
+from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.word_segments import SegmentCaches
-from turnfold.store.query import word_matches
-from turnfold.store.query.word_matches import LEAST_EXPANDED, MOST_FORMS, WordMatches
+from turnfold.store.query.word_matches import MOST_FORMS, WordMatches
 
 OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
 MESSAGES = 90
+LONG = MOST_MASKED + 1
 WORDS = ["amber", "ambers", "ambergris", "amb", "coral", "élan", "élans", "42", "琥珀", "zebra"]
 MANY = [f"many{number:02}" for number in range(MOST_FORMS + 5)]
+MANY_FORMS = (Term("xmany", is_prefix=True),)
 LOOKUPS: list[Lookup] = [
     (Term("xamber", is_prefix=True),),
     (Term("xamb"), Term("xcoral")),
     (Term("xcoral"), Term("xamber", is_prefix=True)),
     (Term("xélan", is_prefix=True),),
-    (Term("xmany", is_prefix=True),),
+    MANY_FORMS,
     (Term("x琥珀"),),
     (Term("x42"), Term("xzebra")),
     (Term("xnothing", is_prefix=True),),
@@ -41,7 +45,7 @@ async def filled(stores: Stores) -> list[set[str]]:
     said: list[set[str]] = []
     for seq in range(MESSAGES):
         words = {word for word in WORDS if random.random() < 1 / (1 + WORDS.index(word))}
-        words |= set(random.sample(MANY, random.randint(0, 1)))
+        words |= set(MANY[seq : seq + 1])
         said.append(words)
         await stores.ingest(
             turn(2 * seq + 1, user(" ".join(["so", *sorted(words)]))),
@@ -79,13 +83,21 @@ async def test_lookups_of_few_messages_find_all_of_them_and_others_none_or_the_n
         def check(
             connection: Connection, until: int = until, expected: list[list[int]] = expected
         ) -> None:
-            length = word_matches.LEAST_EXPANDED if is_long else MESSAGES
+            length = LONG if is_long else MESSAGES
             words = WordMatches(connection, 1, until, messages=length, caches=caches)
             for most in (0, 1, 7, 30, MESSAGES):
                 rare = words.rare(LOOKUPS, most)
                 assert rare == [found if len(found) <= most else None for found in expected]
                 newest = words.newest(LOOKUPS, most)
                 assert newest == [found[:most] for found in expected]
+
+            # In the event loop's thread, not the places of a beginning that many words have.
+            words = WordMatches(
+                connection, 1, until, messages=length, caches=caches, is_inline=True
+            )
+            is_refused = is_long and connection.dialect.name == "sqlite"
+            with pytest.raises(WouldBlock) if is_refused else nullcontext():
+                words.newest([MANY_FORMS], MESSAGES)
 
         await database.snapshot(check)
     await database.close()
@@ -102,18 +114,14 @@ async def test_a_word_of_nearly_all_messages_of_a_long_session_is_left_out(
         "WITH RECURSIVE n (at) AS (VALUES (1) UNION ALL SELECT at + 1 FROM n WHERE at < :many) "
         "INSERT INTO word_index (rowid, terms) SELECT at, '1xerror' FROM n"
     )
-    await database.write(
-        partial(Connection.execute, statement=fill, parameters={"many": LEAST_EXPANDED})
-    )
+    await database.write(partial(Connection.execute, statement=fill, parameters={"many": LONG}))
     await database.close()
     reader = Database(url, writes=False)
 
     caches = SegmentCaches(LRUCache(1), LRUCache(1))
 
     def found(connection: Connection) -> object:
-        words = WordMatches(
-            connection, 1, LEAST_EXPANDED + 1, messages=LEAST_EXPANDED, caches=caches
-        )
+        words = WordMatches(connection, 1, LONG + 1, messages=LONG, caches=caches)
         return words.rare([(Term("xerror", is_prefix=is_prefix),)], MOST_PLACES)
 
     assert await reader.snapshot(found) == [None]

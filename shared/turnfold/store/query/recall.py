@@ -63,13 +63,13 @@ ORDERS_BYTES = 32_000_000
 marked line, of which the newest messages may have 20,000."""
 HEADERS_BYTES, PIECES_BYTES = 8_000_000, 16_000_000
 """The most bytes of cached headers of segments, and of other pieces, on PostgreSQL."""
-MOST_INLINE, MOST_NEW_INLINE, MOST_READ_INLINE = 12_000, 100, 200
-"""The longest session that is searched in the event loop's thread, in a few milliseconds.
+MOST_NEW_INLINE, MOST_READ_INLINE = 100, 200
+"""A session is searched in the event loop's thread, in a few milliseconds however long it is.
 
 So many messages at most may be missing in its cached order or in the index, and so many are read.
 """
 MOST_TOKENS_INLINE = 2_000_000
-"""The most tokens of such a session: FTS5 reads all places of the words with a beginning."""
+"""The most tokens of a short session there: FTS5 reads all places of the words with a beginning."""
 MOST_LINES_INLINE = 1_000
 """The most marked lines that are compared there: a few large results may have 256 each."""
 
@@ -168,7 +168,7 @@ class SqlRecallStore:
             changed, total, unindexed_from, tokens, *voiding = counters
             if changes not in (None, changed):
                 raise SessionMoved
-            if is_inline and (total > MOST_INLINE or tokens > MOST_TOKENS_INLINE):
+            if is_inline and total <= MOST_MASKED and tokens > MOST_TOKENS_INLINE:
                 raise WouldBlock
             most = MOST_NEW_INLINE if is_inline else total
             order = self._order(connection, sid, total, tuple(voiding), most, first.newest)
@@ -186,11 +186,10 @@ class SqlRecallStore:
             return found
 
         known = self._orders.get(sid)
-        size = len(known.positions) if known is not None else 0
-        if size <= MOST_INLINE if is_sqlite else size:
+        if is_sqlite or (known is not None and known.positions):
             try:
-                # Tried first: a thread takes up to a quarter longer for a short session, and a
-                # transaction of PostgreSQL costs as much as two statements.
+                # Tried first: a thread takes up to a quarter longer, and a transaction of
+                # PostgreSQL costs as much as two statements.
                 return await self._database.read_at_once(partial(read, at_once=True))
             except WouldBlock:
                 pass
@@ -242,8 +241,9 @@ class SqlRecallStore:
         indexed = bisect_left(order.positions, indexed_to)
         _add_words(connection, sid, order, indexed, end, MOST_NEW_INLINE if is_inline else total)
         words = WordMatches(
-            connection, sid, until, messages=total, caches=self._segments, listed=first.segments
-        )
+            connection, sid, until, messages=total, caches=self._segments, listed=first.segments,
+            is_inline=is_inline,
+        )  # fmt: skip
         of_session = SessionLookups(words, order, indexed, end)
 
         def marked_lines(most: int) -> Mapping[int, Sequence[MarkedLine]]:

@@ -53,7 +53,7 @@ class KnownMask(NamedTuple):
 class KnownPlaces(NamedTuple):
     """The falling positions of a lookup, of so many messages; for long sessions."""
 
-    positions: Sequence[int] = ()
+    positions: "array[int]" = array("q")
     messages: int = 0
 
 

@@ -5,7 +5,7 @@ questions, and the index is read for newer messages only.
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,15 +19,18 @@ from sqlalchemy import (
     Text,
     bindparam,
     column,
+    func,
     literal_column,
     select,
     table,
     text,
 )
 
+from turnfold.contracts.json_values import read_json
 from turnfold.core.recall.mask_ranking import MOST_MASKED, Mask, mask_of, newest_in
 from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches, ordinals_of
 from turnfold.core.text.search import Lookup, Term
+from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.schema import word_index
 from turnfold.store.database.sqlite_files import VOCABULARY
 from turnfold.store.database.statements import Prepared, SupportsStatements
@@ -46,10 +49,6 @@ from turnfold.store.ingest.word_index.search_index import (
 )
 from turnfold.store.query.session_order import KnownMask, KnownPlaces, MoreThan, SessionOrder
 
-LEAST_EXPANDED = 20_000
-"""In shorter sessions, FTS5 finds words by their beginning faster than we find the words."""
-LEAST_EXPANDED_FREQUENT = 8_000
-"""The same for the newest messages with frequent words, of which FTS5 would read all places."""
 BEFORE_ALL = -1
 """A position before every message."""
 MOST_FORMS = 32
@@ -79,17 +78,18 @@ _TERM_FROM = Prepared(
     .limit(literal_column("1")),
     ("first",),
 )
-_HELD = Prepared(
+_held = (
     select(_vocabulary.c.doc)
     .where(
-        _vocabulary.c.term >= bindparam("first", type_=Text),
-        _vocabulary.c.term <= bindparam("last", type_=Text),
+        _vocabulary.c.term.between(bindparam("first", type_=Text), bindparam("last", type_=Text)),
         _vocabulary.c.doc.not_in(REMOVED),
     )
-    .limit(_most),
-    ("first", "last", "most"),
+    .limit(_most)
+    .subquery()
 )
-"""The messages of each word from one to another. A limit keeps frequent words from being read."""
+_HELD = Prepared(select(func.json_group_array(_held.c.doc)), ("first", "last", "most"))
+"""The messages of each word from one to another: in one text, as rows take twice as long, and up to
+a limit, which keeps frequent words from being read."""
 _LAST_CHARACTER = "\U0010ffff"
 
 MOST_KNOWN = 1_000
@@ -112,9 +112,11 @@ class WordMatches:
         messages: int,
         caches: SegmentCaches,
         listed: Sequence[Sequence[Any]] | None = None,
+        is_inline: bool = False,
     ) -> None:
         self._connection, self._sid, self.until = connection, sid, until
-        self._messages = messages
+        # In shorter sessions, FTS5 finds words by their beginning faster than we find the words.
+        self._is_long, self._is_inline = messages > MOST_MASKED, is_inline
         self._caches, self._listed = caches, listed
         self._dialect = connection.dialect.name
 
@@ -128,8 +130,7 @@ class WordMatches:
         """
         firsts = after or [BEFORE_ALL] * len(lookups)
         if self._dialect == "sqlite":
-            is_long = self._messages >= LEAST_EXPANDED
-            read = self._rare_of_long if is_long else self._rare_rows
+            read = self._rare_of_long if self._is_long else self._rare_rows
             return [read(lookup, most, at) for lookup, at in zip(lookups, firsts, strict=True)]
         return self._rare_in_segments(lookups, most, firsts)
 
@@ -152,8 +153,7 @@ class WordMatches:
     def newest(self, lookups: Sequence[Lookup], number: int) -> list[list[int]]:
         """Return so many of the newest positions of each lookup, falling."""
         if self._dialect == "sqlite":
-            is_long = self._messages >= LEAST_EXPANDED_FREQUENT
-            write = self._by_words if is_long else self._fts5
+            write = self._by_words if self._is_long else self._fts5
             return [self._rows(write(lookup), number) for lookup in lookups]
         terms = {term for lookup in lookups for term in lookup}
         held = find_terms(
@@ -176,18 +176,20 @@ class WordMatches:
 
     def _rare_of_long(self, lookup: Lookup, most: int, after: int) -> list[int] | None:
         """Read the positions of a lookup, in a long session on SQLite."""
-        found: set[int] = set()
+        of_terms: list[list[int]] = []
         is_whole = True
         for term in lookup:
             first = of_session(self._sid, term.text)
             last = first + _LAST_CHARACTER if term.is_prefix else first
-            held = _HELD.rows(self._connection, first, last, most + 1)
-            found.update([position for (position,) in held if after < position < self.until])
-            if len(found) > most:
-                return None
+            ((listed,),) = _HELD.rows(self._connection, first, last, most + 1)
+            held = read_json(listed)
             is_whole &= len(held) <= most
-        if is_whole:
-            return sorted(found, reverse=True)
+            # Those of one word are sorted already, which a set would undo.
+            rising = sorted(held if len(set(held)) == len(held) else set(held))
+            of_terms.append(rising[: bisect_left(rising, self.until)])
+        found = _rare_of(of_terms, most, after)
+        if is_whole or found is None:
+            return found
         # A message holds several words that begin so, or is newer than what is searched.
         asked = self._by_words(lookup)
         if _BEYOND.rows(self._connection, asked, after, self.until, most):
@@ -207,10 +209,13 @@ class WordMatches:
         """Return a lookup of SQLite with the words of the session for each beginning.
 
         FTS5 reads all places of words with that beginning, but only the requested ones of a word.
+        In the event loop's thread, a beginning with too many words is refused by `WouldBlock`.
         """
         terms: list[Term] = []
         for term in lookup:
             words = list(self._words(term.text)) if term.is_prefix else [term]
+            if self._is_inline and len(words) > MOST_FORMS:
+                raise WouldBlock
             terms += words if len(words) <= MOST_FORMS else [term]
         return self._fts5(tuple(terms))
 
@@ -290,10 +295,7 @@ class SessionLookups:
     def found_masks(self, lookups: Sequence[Lookup]) -> list[Mask]:
         """Return the same as masks, of a session with at most `MOST_MASKED` messages."""
         # Also of frequent words: once read, only newer messages are looked up.
-        found = [
-            (indexed or 0) | self.order.newest.unindexed(lookup, self.end)
-            for lookup, indexed in zip(lookups, self._masks(lookups, MOST_MASKED), strict=True)
-        ]
+        found = self.rare_masks(lookups, MOST_MASKED)
         rare = [mask if mask.bit_count() <= MOST_PLACES else 0 for mask in found]
         return rare if any(rare) else [newest_in(mask, NEWEST_PLACES) for mask in found]
 
@@ -342,7 +344,7 @@ class SessionLookups:
     def _newer(
         self, known: dict[Lookup, KnownMask] | dict[Lookup, KnownPlaces], most: int
     ) -> Mapping[Lookup, Sequence[int]]:
-        """Look up what is not known of the messages in the index; remove what matches too many."""
+        """Look up what is not known of messages in the index; remember which match too many."""
         new = [lookup for lookup, held in known.items() if not held.messages]
         behind = [lookup for lookup, held in known.items() if 0 < held.messages < self.indexed]
         after = [self.order.positions[known[lookup].messages - 1] for lookup in behind]
@@ -350,7 +352,9 @@ class SessionLookups:
         found = [*self.words.rare(new, most), *self.words.rare(behind, most, after)]
         newer = dict(zip([*new, *behind], found, strict=True))
         for lookup in [lookup for lookup, places in newer.items() if places is None]:
-            self._add_frequent(lookup, most)
+            if len(self.order.frequent) >= MOST_KNOWN:
+                self.order.frequent.clear()
+            self.order.frequent[lookup] = MoreThan(most, self.words.until)
             del known[lookup]
         return {lookup: places for lookup, places in newer.items() if places is not None}
 
@@ -362,12 +366,6 @@ class SessionLookups:
             for lookup in lookups
             if (more := frequent.get(lookup)) is None or more.number < most or more.until > until
         ]
-
-    def _add_frequent(self, lookup: Lookup, most: int) -> None:
-        """Remember that a lookup matches more than `most` messages."""
-        if len(self.order.frequent) >= MOST_KNOWN:
-            self.order.frequent.clear()
-        self.order.frequent[lookup] = MoreThan(most, self.words.until)
 
     def _newest(self, lookups: Sequence[Lookup]) -> list[Matches]:
         """Return the newest positions of each lookup."""
@@ -388,8 +386,10 @@ class SessionLookups:
         matches = [self._with_unindexed(lookup, known[lookup].positions) for lookup in lookups]
         return [positions[:NEWEST_PLACES] for positions in matches]
 
-    def _with_unindexed(self, lookup: Lookup, positions: Sequence[int]) -> Matches:
+    def _with_unindexed(self, lookup: Lookup, known: "array[int]") -> Matches:
         """Add positions of messages that the index lacks."""
+        # A list, because an array makes a number at each step, and all are sought more than once.
+        positions = known.tolist()
         if positions and positions[0] >= self.words.until:
             # What is known may reach further: a window of the past ends earlier than one of now.
             positions = positions[bisect_right(positions, -self.words.until, key=neg) :]
