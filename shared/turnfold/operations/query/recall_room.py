@@ -24,8 +24,7 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
     budget = window.limits.tokens
     left = room = budget - window.total
     if not _is_at_boundary(window):
-        if not window.limits.is_small:
-            room = int(TAKEN_WITHIN_TURN * left)
+        room = left if window.limits.is_small else int(TAKEN_WITHIN_TURN * left)
     elif window.turns.is_work:
         expected = min(window.turns.median_after_request, int(MOST_TURN_SHARE * budget))
         room = min(max(left - expected, budget - window.limits_by_turns.arrival_tokens), left)
