@@ -285,3 +285,17 @@ async def test_a_regeneration_that_fails_ends_and_leaves_everything_as_it_was(
     # It was an offer: summaries that windows need do not wait for it.
     await stores.ingest(*turns(200, 7))
     assert [job.cooling for job in await stores.claim(NOON + 9_600)] == [None]
+
+
+@pytest.mark.proves("A4", "S8")
+async def test_a_regeneration_is_written_although_another_version_took_force_meanwhile(
+    stores: Stores,
+) -> None:
+    await three_versions(stores)
+    await regenerate(stores)
+    job = await claimed(stores, NOON + 10_000)
+
+    await promote(stores, 2)
+
+    written = await stores.jobs.commit(job, summary("Anew."), reason=None, now_ms=NOON + 11_000)
+    assert (written, (await stores.history.versions(KEY, None))[0]) == (4, 2)
