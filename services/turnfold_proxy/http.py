@@ -90,7 +90,7 @@ class ProxyApp:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         headers = Headers(scope=scope)
-        # A client's base URL may lack it: a provider's URL that ends with it answers then, too.
+        # A base URL without /v1 works as well if the provider's URL ends with it.
         path = API_ROOT + scope["path"].removeprefix(API_ROOT)
         api = APIS.get(path) if scope["method"] == "POST" else None
         if api is None:

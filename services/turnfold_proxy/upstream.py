@@ -21,7 +21,8 @@ clients wait by default. A caller that waits for less hangs up, which ends the r
 _LONG_BYTES: Final = 64 * 1024
 """The length of a request that may be answered, and its connection closed, before its end."""
 _EARLY_BYTES: Final = 1024 * 1024
-"""The bytes of an answer that are kept until its request is sent; the rest waits."""
+"""The bytes of an answer that are kept until its request is sent; the rest waits, and so does a
+provider that reads no more before it has written all."""
 
 _HOP_BY_HOP: Final = frozenset(
     {

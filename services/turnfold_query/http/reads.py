@@ -1,7 +1,7 @@
 """Routes that read one session: its window, messages, summaries, audit and policy."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import FastAPI, Path, Query, Request, Response
 
@@ -34,6 +34,7 @@ from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import AGENT, SESSION, AgentPath, SessionPath, bytes_response
 from turnfold_query.http.windows import PATH, answer_window
 
+QueryShape = TypeVar("QueryShape", bound=RequestModel)
 Reply = Callable[[str, Request, SessionKey | AgentId, RequestModel], Awaitable[Response]]
 
 
@@ -101,15 +102,14 @@ def _add_summaries(app: FastAPI, reply: Reply) -> None:
         **described_request("summary.list", "All versions of the summary"),
     )
     async def get_summaries(key: SessionPath, http: Request) -> Response:
-        return await reply("summary.list", http, key, SessionRequest())
+        return await reply("summary.list", http, key, _read(SessionRequest, http))
 
     @app.get(
         SESSION + "/summaries/{version}",
         **described_request("summary.get", "One version of the summary"),
     )
     async def get_summary(key: SessionPath, version: str, http: Request) -> Response:
-        request = read_query(SummaryRequest, {"version": version})
-        return await reply("summary.get", http, key, request)
+        return await reply("summary.get", http, key, _read(SummaryRequest, http, version=version))
 
     @app.get(
         SESSION + "/summaries/{version}/sources",
@@ -125,10 +125,13 @@ def _add_summaries(app: FastAPI, reply: Reply) -> None:
         line: str | None = None,
     ) -> Response:
         parameters = {"version": version, "entry": entry, "line": line}
-        request = read_query(
-            ExpandRequest, {name: text for name, text in parameters.items() if text is not None}
-        )
-        return await reply("summary.expand", http, key, request)
+        texts = {name: text for name, text in parameters.items() if text is not None}
+        return await reply("summary.expand", http, key, _read(ExpandRequest, http, **texts))
+
+
+def _read(shape: type[QueryShape], http: Request, **fields: str) -> QueryShape:
+    """Read a request from these fields and the parameters of its URL, also those it lacks."""
+    return read_query(shape, {**http.query_params, **fields})
 
 
 def _add_records(app: FastAPI, reply: Reply) -> None:
@@ -175,7 +178,8 @@ def _add_tools(app: FastAPI, reply: Reply) -> None:
         http: Request,
     ) -> Response:
         body = read_request(ToolBody, await http.body())
-        request = ToolRequest(name=name, arguments=body.arguments)
+        extra = body.model_extra or {}
+        request = ToolRequest.model_validate(extra | {"name": name, "arguments": body.arguments})
         return await reply("session.tool", http, key, request)
 
 

@@ -210,7 +210,14 @@ async def test_what_cannot_be_asked_is_refused_in_the_words_of_the_contract_on_b
 async def test_an_answer_names_the_fields_that_its_request_misspells(tmp_path: Path) -> None:
     long = "x" * 200
     misspelt = {"max_token": 9, "agent_id": "support", "recall": {"token": 9}, long: [{}]}
-    async with running_parts(tmp_path) as parts, parts.running("query"):
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        parts.client() as client,
+    ):
+        after = await published(client, 1)
+        await client.session("support", "user-42").context(after=after, wait_ms=5_000)
         bus = await nats.connect(parts.server.url)
         subject = "context.get.support.user-42"
         window = await asked(bus, subject, json.dumps(misspelt).encode())
@@ -219,12 +226,20 @@ async def test_an_answer_names_the_fields_that_its_request_misspells(tmp_path: P
         await bus.close()
         over_http = [
             (await http_of(parts, PATH + path, **fields))[1]
-            for path, fields in (("/context", {"max_token": 9}), ("/tools", {"fmt": "openai"}))
+            for path, fields in (
+                ("/context", {"max_token": 9}),
+                ("/tools", {"fmt": "openai"}),
+                ("/summaries", {"newest": 1}),
+            )
         ]
+        async with parts.http() as http:
+            body = {"arguments": {"query": "a"}, "argument": {}}
+            tool = await http.post(f"{PATH}/tools/search_history", json=body)
 
     assert window["ignored"] == ["max_token", "x" * 100, "recall.token"]
     assert [answer.get("ignored") for answer in answers] == [["wait"], None]
-    assert [answer.get("ignored") for answer in over_http] == [["max_token"], ["fmt"]]
+    assert [answer.get("ignored") for answer in over_http] == [["max_token"], ["fmt"], ["newest"]]
+    assert tool.json()["ignored"] == ["argument"]
 
 
 @pytest.mark.proves("X2")

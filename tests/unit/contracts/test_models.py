@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from tests.answer_models import OPERATIONS, faults
-from turnfold.contracts.answers.base import Answer
+from turnfold.contracts.answers.base import Answer, ReadAnswer
 from turnfold.contracts.answers.errors import ErrorAnswer, ErrorCode
 from turnfold.contracts.answers.history import SessionUsage
 from turnfold.contracts.answers.inspection import CompactionEntry
@@ -21,6 +21,7 @@ from turnfold.contracts.events import read_payload
 from turnfold.contracts.fields import MessageState, PolicyMode, SummaryStyle
 from turnfold.contracts.notice_models import NOTICE_MODELS, TriggerName
 from turnfold.contracts.notices import NOTICE_NAMES
+from turnfold.contracts.requests import Command
 from turnfold.contracts.subjects import (
     AGENT_READS,
     AGENT_WRITES,
@@ -64,6 +65,16 @@ def test_everything_on_the_wire_has_a_model() -> None:
     assert set(REQUESTS) == {*READS, *AGENT_READS, *WRITES, *AGENT_WRITES, *INSTALLATION_REQUESTS}
     assert set(EVENTS) == set(EVENT_TYPES)
     assert set(NOTICE_MODELS) == set(NOTICE_NAMES)
+
+
+@pytest.mark.proves("X2")
+def test_every_answer_to_a_read_may_name_unknown_fields() -> None:
+    reads = [entry for entry in REQUESTS.values() if not issubclass(entry.request, Command)]
+
+    assert reads
+    assert [
+        model for entry in reads for model in entry.answers if not issubclass(model, ReadAnswer)
+    ] == []
 
 
 @pytest.mark.parametrize(

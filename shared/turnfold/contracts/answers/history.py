@@ -256,7 +256,7 @@ class SessionListAnswer(Answer):
     )
 
 
-class SessionNamesAnswer(Answer):
+class SessionNamesAnswer(ReadAnswer):
     """A page of the sessions of an agent, in the order of their ids."""
 
     model_config = example(
@@ -279,7 +279,7 @@ class SessionNamesAnswer(Answer):
     )
 
 
-class EventsKnownAnswer(Answer):
+class EventsKnownAnswer(ReadAnswer):
     """Which of the events are stored, and which were erased."""
 
     model_config = example(agent_id="support", known=["e1"], erased=[])
