@@ -133,6 +133,13 @@ def sessions(draw: st.DrawFn) -> History:
 
 
 budgets = st.integers(1, 4_000) | st.integers(1, 40_000) | st.integers(1, 1_000_000)
+requests = st.builds(
+    WindowRequest,
+    budget_tokens=budgets,
+    max_messages=st.none() | st.integers(1, 40),
+    recall_share=st.sampled_from([0.0, 0.5]),
+    is_asked=st.booleans(),
+)
 policies = st.sampled_from(
     [
         Policy(),
@@ -378,11 +385,10 @@ def test_a_window_begins_as_it_did_until_it_is_outgrown(
 
 
 @pytest.mark.proves("W3", "L11")
-@given(sessions(), budgets, policies)
+@given(sessions(), requests, policies)
 def test_a_window_that_is_continued_is_the_one_that_grows_from_the_start(
-    session: History, budget: int, policy: Policy
+    session: History, asked: WindowRequest, policy: Policy
 ) -> None:
-    asked = WindowRequest(budget_tokens=budget)
     earlier: WindowBuilder | None = None
 
     for length in range(1, len(session.stored.messages) + 1):
@@ -400,11 +406,10 @@ def test_a_window_that_is_continued_is_the_one_that_grows_from_the_start(
 
 
 @pytest.mark.proves("W3", "L11")
-@given(sessions(), budgets, policies, st.integers(1, 12))
+@given(sessions(), requests, policies, st.integers(1, 12))
 def test_a_window_after_an_eviction_says_what_one_grown_from_the_start_says(
-    session: History, budget: int, policy: Policy, number: int
+    session: History, asked: WindowRequest, policy: Policy, number: int
 ) -> None:
-    asked = WindowRequest(budget_tokens=budget)
     now = session.evicting(number)
     whole = answer(now, asked, policy)
     assume(not isinstance(answer(session, asked, policy), CannotFit))
