@@ -284,34 +284,26 @@ _ORDER = Prepared(
 Rows = Sequence[Sequence[Any]]
 
 
-def read_order(
+def read_newest(
     connection: SupportsStatements, sid: int, order: SessionOrder, total: int, newest: Rows
-) -> SessionOrder:
-    """Append what `order` lacks of the `total` messages of its session, and return it.
+) -> None:
+    """Append to `order` the messages after its last one, if its session has `total` messages.
 
-    `newest` are rows that were read already, perhaps not all. Events may be ingested late, before
-    others: then the counts differ, and all is read again.
+    `newest` are rows that were read already, perhaps not all.
     """
-    # Once from what is known, and once more from the beginning if that did not give all.
-    for _ in range(2):
-        last = order.positions[-1] if order.positions else -1
-        order.new_from = len(order.positions)
-        number = total - order.new_from
-        # If they are few, their words are needed next.
-        most = UNINDEXED_CHARACTERS if number <= MOST_NEWEST else -1
-        order.new_bodies = {}
-        rows: Rows = [row for row in newest if row[0] > last]
-        if len(rows) != number:
-            rows = _ORDER.rows(connection, sid, last, most)
-        for ordinal, (*facts, body) in enumerate(rows, order.new_from):
-            order.add(*facts)
-            if body is not None:
-                order.new_bodies[ordinal] = body
-        if len(order.positions) == total:
-            break
-        # Masks, words and lines go by ordinals, which a late message shifts: none is kept.
-        order = SessionOrder(order.changes)
-    return order
+    last = order.positions[-1] if order.positions else -1
+    order.new_from = len(order.positions)
+    number = total - order.new_from
+    # If they are few, their words are needed next.
+    most = UNINDEXED_CHARACTERS if number <= MOST_NEWEST else -1
+    order.new_bodies = {}
+    rows: Rows = [row for row in newest if row[0] > last]
+    if len(rows) != number:
+        rows = _ORDER.rows(connection, sid, last, most)
+    for ordinal, (*facts, body) in enumerate(rows, order.new_from):
+        order.add(*facts)
+        if body is not None:
+            order.new_bodies[ordinal] = body
 
 
 _BODIES = Prepared(
