@@ -13,11 +13,12 @@ class LRUCache(Generic[Key, Value]):
     """Entries with a weight, of which the least recently used leave first.
 
     `pop` removes the entry that it returns: a value belongs to one request until that puts it
-    back. An entry that weighs more than a quarter of `max_weight` is not kept.
+    back. An entry that weighs more than `max_entry_weight`, by default a quarter of `max_weight`,
+    is not kept.
     """
 
-    def __init__(self, max_weight: int) -> None:
-        self.max_entry_weight = max_weight // 4
+    def __init__(self, max_weight: int, max_entry_weight: int | None = None) -> None:
+        self.max_entry_weight = max_entry_weight or max_weight // 4
         self._max_weight = max_weight
         self._weight = 0
         # A library would hash each key several times, and some are long tuples.

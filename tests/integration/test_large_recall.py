@@ -10,6 +10,7 @@ from turnfold.core.recall.question import question_of
 from turnfold.ports.recall import Choice, SearchedSession
 from turnfold.store.database import inline_reader
 from turnfold.store.database.inline_reader import INLINE_CHARACTERS
+from turnfold.store.query import recall
 from turnfold.store.query.recall import MOST_LINES_INLINE, MOST_TOKENS_INLINE
 
 ALL = 1 << 60
@@ -65,11 +66,13 @@ async def test_large_messages_are_recalled_in_a_thread_and_small_ones_are_not(
     assert found == ([True, False, True, False] if reads == "messages" else [False, False])
 
 
-@pytest.mark.proves("X6", "F2")
+@pytest.mark.proves("X6", "F2", "L8")
 async def test_a_session_of_many_small_messages_is_recalled_in_this_thread_once_its_order_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inline_reader, "SLOW_SECONDS", 600.0)
+    # As much in proportion as there is for a million messages.
+    monkeypatch.setattr(recall, "ORDERS_BYTES", recall.ORDERS_BYTES * 13 // 1_000)
     async with sql_stores(new_sqlite(tmp_path)) as stores:
         for seq in range(1, 14):
             await stores.ingest(turn(seq, *[user("amber")] * 1_000))

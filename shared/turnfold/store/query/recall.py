@@ -60,7 +60,10 @@ from turnfold.store.query.word_matches import SessionLookups, WordMatches
 
 ORDERS_BYTES = 32_000_000
 """The most bytes of cached session orders: about 24 for a message, 300 for a lookup, and 400 for a
-marked line, of which the newest messages may have 20,000."""
+marked line, of which the newest messages may have 20,000.
+
+One session may take all: the order of a million messages takes more than a second to read.
+"""
 HEADERS_BYTES, PIECES_BYTES = 8_000_000, 16_000_000
 """The most bytes of cached headers of segments, and of other pieces, on PostgreSQL."""
 MOST_NEW_INLINE, MOST_READ_INLINE = 100, 200
@@ -143,7 +146,7 @@ class SqlRecallStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._orders: LRUCache[int, SessionOrder] = LRUCache(ORDERS_BYTES)
+        self._orders: LRUCache[int, SessionOrder] = LRUCache(ORDERS_BYTES, ORDERS_BYTES)
         self._segments = SegmentCaches(LRUCache(HEADERS_BYTES), LRUCache(PIECES_BYTES))
         self.caches: tuple[LRUCache[Any, Any], ...] = (self._orders, *self._segments)
 
