@@ -16,8 +16,8 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
     """Return the raw tokens that the block of a window may take; 0 if it is too little.
 
     When a turn begins or ends, the room is what the window leaves of its budget. If the agent acts,
-    less what the turn is expected to add, but at least what windows leave when a request arrives;
-    in talk, the next message decides another block. In a running turn the room is most of what is
+    it is less what the turn is expected to add, but at least what windows leave at a request; in
+    talk, the next message decides another block. In a running turn the room is most of what is
     left, so that the block is halved only after some steps; small windows are trimmed before a
     block that takes all is gone. `factor` converts the limits of the wish to raw counts.
     """

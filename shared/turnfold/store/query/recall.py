@@ -69,7 +69,8 @@ HEADERS_BYTES, PIECES_BYTES = 8_000_000, 16_000_000
 MOST_NEW_INLINE, MOST_READ_INLINE = 100, 200
 """A session is searched in the event loop's thread, in a few milliseconds however long it is.
 
-So many messages at most may be missing in its cached order or in the index, and so many are read.
+At most `MOST_NEW_INLINE` messages may be missing in its cached order or in the index, and at most
+`MOST_READ_INLINE` are read.
 """
 MOST_TOKENS_INLINE = 2_000_000
 """The most tokens of a short session there: FTS5 reads all places of the words with a beginning."""
