@@ -87,7 +87,7 @@ class Inhabitant(NamedTuple):
         return f"e{at}" if self.key != OTHER else f"o{at}"
 
     async def seen(self) -> list[Any]:
-        """What anybody can read of the session."""
+        """All that anybody can read of the session."""
         stores, key = self.stores, self.key
         facts = await stores.facts(key)
         past = [

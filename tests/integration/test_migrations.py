@@ -43,8 +43,7 @@ from turnfold.store.database.instance_lock import wait_for_schema
 from turnfold.store.database.schema import REVISION, metadata, word_index
 from turnfold_migrations import downgrade, revision_of, upgrade
 
-# SQLAlchemy reads none of SQLite.
-pytestmark = pytest.mark.filterwarnings("ignore:.*expression-based index")
+pytestmark = pytest.mark.filterwarnings("ignore:.*expression-based index")  # SQLite's are skipped
 VIEW_COLUMNS = {
     "sessions_view": "agent_id session_id model policy mode messages_total messages_live messages_pending messages_covered "
     "tokens_total tokens_live summary_version last_event_at",
@@ -231,37 +230,31 @@ async def test_a_database_that_would_not_store_every_text_is_refused_before_it_h
         await postgres.drop_database(name)
 
 
+async def waited(url: str, error: type[Exception], told: str) -> list[str]:
+    """The reasons that a service logs while it waits for the tables in vain."""
+    database = Database(url, writes=False)
+    with capture_logs() as logged, pytest.raises(error, match=told):
+        await wait_for_schema(database, seconds=0.3)
+    await database.close()
+    return [line["reason"] for line in logged if line["event"] == "tables.awaited"]
+
+
 @pytest.mark.proves("O6")
 async def test_a_service_that_waits_for_the_tables_reports_it_once(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("turnfold.store.database.instance_lock.REPORT_SECONDS", 0.0)
-    database = Database(database_url, writes=False)
+    reasons = await waited(database_url, StartError, "run `turnfold migrate` first")
 
-    with (
-        capture_logs() as logged,
-        pytest.raises(StartError, match="run `turnfold migrate` first"),
-    ):
-        await wait_for_schema(database, seconds=0.3)
-
-    reason = "the tables are not there; run `turnfold migrate`"
-    assert logged == [{"event": "tables.awaited", "log_level": "info", "reason": reason}]
-    await database.close()
+    assert reasons == ["the tables are not there; run `turnfold migrate`"]
 
 
 @pytest.mark.proves("O6")
 async def test_a_service_and_a_migration_tell_that_the_database_cannot_be_reached() -> None:
     url = f"postgresql+asyncpg://user@127.0.0.1:{free_port()}/turnfold"
-    database = Database(url, writes=False)
+    (reason,) = await waited(url, Unavailable, "the database cannot be used now")
 
-    with (
-        capture_logs() as logged,
-        pytest.raises(Unavailable, match="the database cannot be used now"),
-    ):
-        await wait_for_schema(database, seconds=0.3)
-
-    assert ["the database cannot be used now" in line["reason"] for line in logged] == [True]
-    await database.close()
+    assert "the database cannot be used now" in reason
     with pytest.raises(StartError, match="start it, or correct TURNFOLD_DATABASE_URL"):
         await upgrade(url)
 

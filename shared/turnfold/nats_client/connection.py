@@ -38,7 +38,7 @@ class NatsClient(CorrectedClient):
     def __init__(self) -> None:
         super().__init__()
         self._watched: dict[str, set[Callable[[], object]]] = {}
-        """What to call when a subject is denied: by subject in lower case, as nats-py names it."""
+        """The functions to call when a subject is denied, by its name in lower case."""
         self.denied: dict[str, int] = {}
         """The connections that were denied a subscription, by its subject in lower case."""
 
