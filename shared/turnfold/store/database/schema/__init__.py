@@ -86,7 +86,7 @@ __all__ = [
     "word_index_segments",
 ]
 
-REVISION = "1023"
+REVISION = "1024"
 """The newest migration of this schema. Services wait for it without loading Alembic."""
 FIRST_REVISION = "1001"
 """The oldest migration. Early releases had others, 0001 to 0014, with other tables."""
