@@ -22,7 +22,7 @@ from turnfold.contracts.requests import (
     MAX_WAIT_MS,
 )
 from turnfold.contracts.subjects import EVENTS_STREAM
-from turnfold.errors import BadRequest, NotAllowed, RequestError, UnknownSession
+from turnfold.errors import BadRequest, NotAllowed, RequestError
 from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.observability.tracing import is_enabled
@@ -146,8 +146,10 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code == UnknownSession.status:
-            return refusal(UnknownSession("there is no such path; /docs lists all"))
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            # Not `unknown_session`: a program would take a mistyped path for a new session.
+            reason = BadRequest("there is no such path; /docs lists all")
+            return refusal(reason, error.status_code)
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             methods = ", ".join(sorted(_methods_at(app, request)))
             reason = BadRequest(f"{request.method} is not possible here, only {methods}")

@@ -306,7 +306,7 @@ async def test_a_path_with_a_slash_too_many_is_an_error_and_no_redirect(tmp_path
         ]
 
     assert [answer.status_code for answer in answers] == [404] * 3
-    assert [answer.json()["error"]["code"] for answer in answers] == ["unknown_session"] * 3
+    assert [answer.json()["error"]["code"] for answer in answers] == ["bad_request"] * 3
     assert not any("location" in answer.headers for answer in answers)
 
 
