@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -86,7 +87,7 @@ def run_system(
         run(
             plan,
             on_start=on_start,
-            on_ready=_print_json if as_json else panel_printer(),
+            on_ready=_print_json if as_json else panel_printer(plan.data_dir),
             log=lambda event, **fields: logger().warning(event, **fields),
         )
     )
@@ -189,9 +190,10 @@ def _readers_may_go() -> Generator[None]:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
-def panel_printer() -> Callable[[Mapping[str, Any]], None]:
+def panel_printer(data_dir: Path) -> Callable[[Mapping[str, Any]], None]:
     """Return a function that prints the panel; later calls print only the running processes."""
-    printers = itertools.chain([print_panel], itertools.repeat(_print_processes))
+    first: Callable[[Mapping[str, Any]], None] = functools.partial(print_panel, data_dir=data_dir)
+    printers = itertools.chain([first], itertools.repeat(_print_processes))
 
     def report(ready: Mapping[str, Any]) -> None:
         next(printers)(ready)
@@ -208,7 +210,7 @@ def _processes(ready: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {pid}" for name, pid in ready["pids"].items())
 
 
-def print_panel(ready: Mapping[str, Any]) -> None:
+def print_panel(ready: Mapping[str, Any], data_dir: Path = DATA_DIR) -> None:
     """Print what runs and where, whole at any width."""
     from rich.console import Console
     from rich.panel import Panel
@@ -230,11 +232,10 @@ def print_panel(ready: Mapping[str, Any]) -> None:
     rows.add_row("metrics", f"{ready['http_url']}/metrics, {ready['worker_url']}/metrics")
     rows.add_row("database", redacted(ready["database_url"]))
     rows.add_row("processes", _processes(ready))
-    rows.add_row(
-        "try",
-        "turnfold replay FILE, then turnfold sessions"
-        " (with TURNFOLD_DATA_DIR set to this data directory)",
-    )
+    where = "in this folder"
+    if data_dir != DATA_DIR:
+        where = f"with TURNFOLD_DATA_DIR={shlex.quote(str(data_dir.absolute()))}"
+    rows.add_row("try", f"turnfold replay FILE, then turnfold sessions ({where})")
     rows.add_row("stop", "Ctrl-C")
     # Paths may hold what rich reads as markup.
     console = Console(markup=False, emoji=False)

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from turnfold.cli.up import panel_printer, print_panel
+from turnfold.cli.up import DATA_DIR, panel_printer, print_panel
 
 READY = {
     "nats_url": "nats://127.0.0.1:4222",
@@ -28,8 +29,20 @@ def test_the_panel_names_the_base_url_of_each_kind_of_client(
     assert "http://127.0.0.1:8090  (ANTHROPIC_BASE_URL)" in shown
 
 
+@pytest.mark.parametrize(
+    ("data_dir", "where"),
+    [(DATA_DIR, "(in this folder)"), (Path("/d a"), "(with TURNFOLD_DATA_DIR='/d a')")],
+)
+def test_the_panel_says_where_commands_find_the_system(
+    capsys: pytest.CaptureFixture[str], data_dir: Path, where: str
+) -> None:
+    print_panel(READY, data_dir)
+
+    assert where in " ".join(capsys.readouterr().out.replace("│", "").split())
+
+
 def test_a_later_report_names_only_the_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    report = panel_printer()
+    report = panel_printer(DATA_DIR)
 
     report(READY | {"pids": {"nats": 7}})
     panel = capsys.readouterr().out
