@@ -8,7 +8,7 @@ COMPLETE_VARIABLE = "_TURNFOLD_COMPLETE"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Start": ("up", "demo", "replay", "console", "proxy"),
     "Inspect sessions": ("sessions", "context", "history", "search", "summaries", "audit"),
-    "Change sessions": ("policy", "restore", "erase"),
+    "Change sessions": ("compact", "restore", "policy", "erase"),
     "Operate": ("doctor", "deadletters", "keys", "migrate", "worker", "query"),
     "Connect": ("mcp", "completion"),
 }

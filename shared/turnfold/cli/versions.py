@@ -1,4 +1,4 @@
-"""`turnfold summaries promote|regenerate` and `turnfold restore`."""
+"""`turnfold summaries promote|regenerate`, `turnfold compact` and `turnfold restore`."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from turnfold.cli.context import show_summary
 from turnfold.cli.diff import Version, diff
 from turnfold.cli.names import existing_session, has_sessions, unknown_agent
 from turnfold.cli.output import console, print_rows, show_json
-from turnfold.cli.parameters import Agent, AsJson, SessionName
+from turnfold.cli.parameters import Agent, AsJson, AsOneJson, SessionName
 from turnfold.cli.replay import present_trail, progress
 from turnfold.client import Session, Summary
 from turnfold.contracts.subjects import agent_subject
@@ -83,6 +83,7 @@ def register(app: typer.Typer) -> None:
     summaries.command("diff")(diff)
     summaries.command("promote")(promote)
     summaries.command("regenerate")(regenerate)
+    app.command("compact")(compact)
     app.command("restore")(restore)
 
 
@@ -291,7 +292,26 @@ async def _follow(session: Session) -> AsyncIterator[dict[str, Any]]:
             after = rows[-1]["audit_id"]
 
 
-# --- undo
+# --- compact, undo
+
+
+def compact(agent: Agent, session: SessionName, as_json: AsOneJson = False) -> None:
+    """Evict a session's older messages now. A summary of them is written in the background."""
+    compaction_id = asyncio.run(_compact(system_here(changes=True), agent, session))
+    if as_json:
+        show_json({"compaction_id": compaction_id})
+    elif compaction_id is None:
+        typer.echo("There is nothing to evict: the policy keeps all live messages.", err=True)
+    else:
+        undo = shlex.join(["turnfold", "restore", agent, session, str(compaction_id)])
+        typer.echo(f"Began compaction {compaction_id}; a summary follows. `{undo}` undoes it.")
+
+
+async def _compact(system: System, agent: str, session: str) -> str | int | None:
+    async with changing(system) as client, existing_session(client, agent, session) as chosen:
+        # The request itself creates a session that is unknown.
+        await chosen.status()
+        return await chosen.compact()
 
 
 def restore(

@@ -1,4 +1,4 @@
-"""`turnfold erase` and `restore`, on a running system."""
+"""`turnfold erase`, `compact` and `restore`, on a running system."""
 
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
@@ -60,7 +60,7 @@ async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_
 
 
 @pytest.mark.proves("A5", "O3")
-async def test_an_empty_compaction_id_undoes_nothing(tmp_path: Path) -> None:
+async def test_a_compaction_is_begun_and_undone_but_not_by_an_empty_id(tmp_path: Path) -> None:
     """As `turnfold restore "$AGENT" "$SESSION" "$ID"` gives where the variable is not set."""
     async with (
         running_system(tmp_path / "system") as system,
@@ -71,16 +71,17 @@ async def test_an_empty_compaction_id_undoes_nothing(tmp_path: Path) -> None:
         for number in range(20):
             await session.turn_completed([{"role": "user", "content": f"Order {number}."}])
         await session.context(wait_ms=5_000)
-        evicted = await session.ask("compaction.request", {})
+        begun = await system.command("compact", "ada", "s-1", "--json")
+        again = await system.command("compact", "ada", "s-1")
 
         forgotten = await system.command("restore", "ada", "s-1", "")
         live = (await session.ask("session.get", {}))["messages_live"]
         newest = await system.command("restore", "ada", "s-1")
 
-    assert evicted["compaction_id"] is not None
+    assert (again.status, again.out, "nothing to evict" in again.err) == (0, "", True)
     assert (forgotten.status, live) == (1, 10)
     assert "compaction_id" in forgotten.err
-    assert f"Undid compaction {evicted['compaction_id']}" in newest.out
+    assert f"Undid compaction {begun.rows[0]['compaction_id']}" in newest.out
 
 
 @pytest.mark.proves("V6")

@@ -37,6 +37,7 @@ OF_THEIR_OWN: set[tuple[str, ...]] = {
 SERVICES: set[tuple[str, ...]] = {("worker",), ("query",), ("proxy",)}
 """Processes that an operator sets up; they check themselves that bus and database belong together."""
 ARGUMENTS: dict[tuple[str, ...], list[str]] = {
+    ("compact",): ["ada", "s-1"],
     ("erase",): ["ada", "s-1", "--yes"],
     ("restore",): ["ada", "s-1", "--yes"],
     ("policy", "set"): ["ada", "s-1", "--mode", "manual"],

@@ -121,6 +121,8 @@ CHANGES = (
     "summaries regenerate adda",
     "summaries promote ada long 1",
     "summaries promote ada long 1 --json",
+    "compact ada talk",
+    "compact ada tal",
     "restore ada tall",
     "erase ada nothing --yes",
     "erase replayed-{width} --yes",
