@@ -58,8 +58,8 @@ class AnswerTap:
             self._body += chunk
             return
         for data in self._events.feed(chunk):
-            # Streams of chat completions end with this text, which is no JSON; clients look no more
-            # than at its beginning.
+            # Streams of chat completions end with this text, which is not JSON; clients read only
+            # its beginning.
             if not data.startswith(b"[DONE]") and not self._is_garbled:
                 self._add(data)
 

@@ -71,7 +71,7 @@ class Policy:
         reserve_tokens: evict if reported usage exceeds the window minus this (at most half); also
             if live tokens do, unless `trigger_tokens`, `trigger_ratio` or `max_context_tokens` is
             set
-        follow_budget: evict also if windows are requested with budgets that are too small
+        follow_budget: also evict if windows are requested with budgets that are too small
         budget_memory_seconds: how long a requested budget counts for `follow_budget`
         every_rounds: evict after this many rounds
         idle_seconds: evict this many seconds after the last event
