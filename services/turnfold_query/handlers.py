@@ -15,6 +15,7 @@ from turnfold.bus.answering import answer, most_answer_bytes
 from turnfold.contracts.catalog import REQUESTS, wildcard_subject
 from turnfold.contracts.history_requests import (
     AuditRequest,
+    DifferenceRequest,
     EventsKnownRequest,
     HistoryRequest,
     SearchRequest,
@@ -123,7 +124,7 @@ class QueryDispatcher:
     async def _answer(
         self, name: str, key: SessionKey | AgentId, request: Request, place: Place
     ) -> bytes:
-        if isinstance(request, PolicyReadRequest):
+        if name in POLICY_READS:
             return json.dumps(await self._policy(key)).encode()
         if isinstance(request, EventsKnownRequest | SessionListRequest):
             return await self._listed(name, key, request, place)
@@ -171,7 +172,7 @@ class QueryDispatcher:
 
     async def _reply(self, name: str, key: SessionKey, request: Request, place: Place) -> bytes:
         match request:
-            case SearchRequest() | ExpandRequest() | ToolRequest():
+            case SearchRequest() | DifferenceRequest() | ExpandRequest() | ToolRequest():
                 place.search()
                 reply: bytes = await self.lane.ask(key, request)
                 return reply
@@ -341,7 +342,8 @@ class QueryServer:
                 if issubclass(model, Command)
                 else read_request(model, message.data)
             )
-            body = with_ignored(await self._dispatcher.answer(name, key, request, place), request)
+            reply = await self._dispatcher.answer(name, key, request, place)
+            body = with_ignored(reply, key, request)
         # The connection of the request, which nats-py does not publish.
         connection = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         # The caller would wait in vain for more.

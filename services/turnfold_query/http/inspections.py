@@ -36,7 +36,7 @@ from turnfold.process.request_limits import RETRY_AFTER_MS
 from turnfold_query.auth import request_grant
 from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.request_reading import place_of
-from turnfold_query.http.responses import SESSION, SessionPath, json_response
+from turnfold_query.http.responses import SESSION, SessionPath, read_response
 
 AgentQuery = Annotated[str | None, Query(description="Only this agent.")]
 Limit = Annotated[int, Query(ge=1, le=1_000)]
@@ -109,7 +109,7 @@ class Inspector:
             with closing(answering):
                 place_of(http.scope).search()
                 async with asyncio.timeout(self._seconds):
-                    return json_response(await answering)
+                    return read_response(http, await answering)
         except TimeoutError:
             raise Unavailable(
                 f"the request took longer than {self._seconds:g} s and was ended",
@@ -144,13 +144,14 @@ def _add_totals(app: FastAPI, inspector: Inspector) -> None:
     )
     async def get_access(http: Request) -> Response:
         grant = request_grant(http.scope)
-        return json_response(
+        return read_response(
+            http,
             {
                 "caller": grant.name,
                 "is_operator": grant.is_operators,
                 "agents": None if grant.is_operators else sorted(grant.agents),
                 "system": inspector.system if grant.is_operators else None,
-            }
+            },
         )
 
     @app.get(

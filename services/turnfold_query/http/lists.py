@@ -12,7 +12,7 @@ from turnfold.ports.admin import DeadLetterStore
 from turnfold.ports.query import HistoryStore
 from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.inspections import Limit, agents_among
-from turnfold_query.http.responses import json_response
+from turnfold_query.http.responses import read_response
 
 
 def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterStore) -> None:
@@ -31,8 +31,9 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
         limit: Limit = 100,
     ) -> Response:
         agent_ids = agents_among(http, agent_id)
-        return json_response(
-            await history.sessions(agent_ids=agent_ids, after=after, limit=limit, store=histories)
+        return read_response(
+            http,
+            await history.sessions(agent_ids=agent_ids, after=after, limit=limit, store=histories),
         )
 
     @app.get(
@@ -45,6 +46,7 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
         ),
     )
     async def get_dead_letters(
+        http: Request,
         after: Annotated[int, Query(ge=0, le=MOST_INT64)] = 0,
         before: Annotated[
             int | None,
@@ -52,8 +54,9 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
         ] = None,
         limit: Limit = 100,
     ) -> Response:
-        return json_response(
-            await history.dead_letters(after=after, before=before, limit=limit, store=histories)
+        return read_response(
+            http,
+            await history.dead_letters(after=after, before=before, limit=limit, store=histories),
         )
 
     @app.get(
@@ -63,6 +66,7 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
         ),
     )
     async def get_dead_letter(
+        http: Request,
         dead_letter_id: Annotated[int, Path(ge=1, le=MOST_INT64)],
     ) -> Response:
-        return json_response(await dead_letters.show(dead_letter_id, store=letter_store))
+        return read_response(http, await dead_letters.show(dead_letter_id, store=letter_store))

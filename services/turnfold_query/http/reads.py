@@ -5,9 +5,11 @@ from typing import Annotated, TypeVar
 
 from fastapi import FastAPI, Path, Query, Request, Response
 
+from turnfold.contracts.answers.inspection import DifferenceAnswer
 from turnfold.contracts.answers.policies import PolicyAnswer
 from turnfold.contracts.history_requests import (
     AuditRequest,
+    DifferenceRequest,
     EventsKnownRequest,
     HistoryRequest,
     SearchRequest,
@@ -18,7 +20,6 @@ from turnfold.contracts.requests import (
     ContextQuery,
     CountsRequest,
     ExpandRequest,
-    PolicyReadRequest,
     SessionRequest,
     SummaryRequest,
     ToolBody,
@@ -26,10 +27,10 @@ from turnfold.contracts.requests import (
     ToolsRequest,
 )
 from turnfold.contracts.requests import Request as RequestModel
+from turnfold.errors import CannotFit, UnknownSession
 from turnfold.messages import AgentId, SessionKey
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.description import EVERYWHERE, described, described_request
-from turnfold_query.http.differences import add_differences
 from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import AGENT, SESSION, AgentPath, SessionPath, bytes_response
 from turnfold_query.http.windows import PATH, answer_window
@@ -45,10 +46,9 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         name: str, http: Request, key: SessionKey | AgentId, request: RequestModel
     ) -> Response:
         answer = await dispatcher.answer(name, key, request, place_of(http.scope))
-        return bytes_response(with_ignored(answer, request))
+        return bytes_response(with_ignored(answer, key, request))
 
     _add_messages(app, dispatcher, reply)
-    add_differences(app, dispatcher)
     _add_summaries(app, reply)
     _add_records(app, reply)
     _add_tools(app, reply)
@@ -92,6 +92,22 @@ def _add_messages(app: FastAPI, dispatcher: QueryDispatcher, reply: Reply) -> No
         http: Request,
     ) -> Response:
         return await reply("history.search", http, key, request)
+
+    @app.get(
+        SESSION + "/context/difference",
+        **described(
+            "window",
+            "What changed between the windows of two moments",
+            DifferenceAnswer,
+            errors=(*EVERYWHERE, CannotFit, UnknownSession),
+        ),
+    )
+    async def get_difference(
+        key: SessionPath,
+        request: Annotated[DifferenceRequest, Query()],
+        http: Request,
+    ) -> Response:
+        return await reply("context.difference", http, key, request)
 
 
 def _add_summaries(app: FastAPI, reply: Reply) -> None:
@@ -219,7 +235,7 @@ def _add_policies(app: FastAPI, reply: Reply) -> None:
         ),
     )
     async def get_policy(key: SessionPath, http: Request) -> Response:
-        return await reply("session.policy", http, key, PolicyReadRequest())
+        return await reply("session.policy", http, key, _read(SessionRequest, http))
 
     @app.get(
         AGENT + "/policy",
@@ -231,4 +247,4 @@ def _add_policies(app: FastAPI, reply: Reply) -> None:
         ),
     )
     async def get_agent_policy(agent_id: AgentPath, http: Request) -> Response:
-        return await reply("agent.policy", http, agent_id, PolicyReadRequest())
+        return await reply("agent.policy", http, agent_id, _read(SessionRequest, http))

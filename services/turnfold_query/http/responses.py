@@ -4,8 +4,9 @@ import json
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
-from fastapi import Depends, Path, Response
+from fastapi import Depends, Path, Request, Response
 
+from turnfold.contracts.reading import naming
 from turnfold.contracts.subjects import id_fault
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, SessionId, SessionKey
@@ -19,6 +20,13 @@ Segment = Annotated[str, Path(description="One percent-encoded segment.")]
 def json_response(value: Any, status: int = 200) -> Response:
     """Return a value as JSON."""
     return bytes_response(json.dumps(value).encode(), status)
+
+
+def read_response(http: Request, value: Any) -> Response:
+    """Return the answer to a read as JSON, with the parameters that its route does not have."""
+    known = {field.alias for field in http.scope["route"].dependant.query_params}
+    ignored = [name for name in http.query_params if name not in known]
+    return bytes_response(naming(json.dumps(value).encode(), ignored))
 
 
 def bytes_response(body: bytes, status: int = 200, **headers: str) -> Response:

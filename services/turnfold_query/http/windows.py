@@ -41,7 +41,7 @@ async def answer_window(
     window = await dispatcher.context(key, request, place_of(scope))
     if not window.is_modified or window.etag in tags:
         return Response(status_code=304, headers={"ETag": f'"{window.etag}"'})
-    return bytes_response(with_ignored(window.body, query), ETag=f'"{window.etag}"')
+    return bytes_response(with_ignored(window.body, key, query), ETag=f'"{window.etag}"')
 
 
 def _tags(headers: Headers) -> list[str]:

@@ -10,15 +10,17 @@ from functools import partial
 
 import structlog
 
-from turnfold.contracts.history_requests import SearchRequest
+from turnfold.contracts.history_requests import DifferenceRequest, SearchRequest
 from turnfold.contracts.requests import (
     ContextRequest,
     ToolRequest,
 )
 from turnfold.errors import RequestError, Unavailable
+from turnfold.messages import SessionKey
 from turnfold.model_info.context_windows import installed_windows
 from turnfold.operations.query import context as query
-from turnfold.operations.query import expand, search, tools
+from turnfold.operations.query import difference, expand, search, tools
+from turnfold.operations.query.environment import ContextReply
 from turnfold.process.caller_order import ASKER
 from turnfold.process.child_process import (
     decode_message,
@@ -136,13 +138,10 @@ class LaneServer:
         if isinstance(request, EventBody):
             return read_posted(request)
         if isinstance(request, ContextRequest):
-            return await query.context(
-                key,
-                request,
-                store=self._windows,
-                environment=self._environment,
-                ingest_signal=_no_wait,
-            )
+            return await self._window(key, request)
+        if isinstance(request, DifferenceRequest):
+            comparing = difference.compare(key, request, window=self._window, store=self._histories)
+            return (await comparing).encode()
         if isinstance(request, SearchRequest):
             return (await search.search(key, request, store=self._searching)).encode()
         if isinstance(request, ToolRequest):
@@ -150,6 +149,15 @@ class LaneServer:
         return (
             await expand.expand(key, request, histories=self._histories, searching=self._searching)
         ).encode()
+
+    async def _window(self, key: SessionKey, request: ContextRequest) -> ContextReply:
+        return await query.context(
+            key,
+            request,
+            store=self._windows,
+            environment=self._environment,
+            ingest_signal=_no_wait,
+        )
 
 
 async def _no_wait(_seq: int, _seconds: float) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from turnfold.contracts.history_requests import SearchRequest
+from turnfold.contracts.history_requests import DifferenceRequest, SearchRequest
 from turnfold.contracts.requests import (
     ContextRequest,
     ExpandRequest,
@@ -14,7 +14,9 @@ from turnfold.messages import SessionKey
 from turnfold.operations.query.environment import ContextReply
 from turnfold_query.posted_events import EventBody, PostedEvent
 
-Request = SearchRequest | ExpandRequest | ContextRequest | ToolRequest | EventBody
+Request = (
+    SearchRequest | DifferenceRequest | ExpandRequest | ContextRequest | ToolRequest | EventBody
+)
 Answer = bytes | ContextReply | PostedEvent
 
 

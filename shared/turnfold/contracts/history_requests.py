@@ -11,6 +11,7 @@ from turnfold.contracts.requests import (
     FreshRequest,
     Moment,
     Request,
+    Tokens,
 )
 from turnfold.messages import MOST_EXACT, MOST_INT64
 
@@ -53,6 +54,20 @@ class ElementsRequest(HistoryRequest):
         Literal["published"] | None,
         Field(description="`published`: elements without their chat views."),
     ] = None
+
+
+class DifferenceRequest(Request):
+    """Compare the windows of two moments."""
+
+    before: Annotated[
+        str, Field(max_length=300, description="A moment as in `as_of` of `context.get`.")
+    ]
+    after: Annotated[
+        str | None, Field(max_length=300, description="A moment likewise; by default now.")
+    ] = None
+    max_tokens: Tokens | None = None
+    model: Annotated[str | None, Field(max_length=300)] = None
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 200
 
 
 class SearchRequest(FreshRequest):

@@ -33,6 +33,8 @@ CommandShape = TypeVar("CommandShape", bound=Command)
 MAX_NAME_CHARACTERS = 100
 """The maximum length of an unknown field's name in an error message or an answer."""
 MOST_IGNORED = 10
+_NO_ID = object()
+"""Equal to no value of a field."""
 """The most unknown fields that an answer names."""
 _ESCAPES = re.compile(
     rb"\\[^u]|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)", re.DOTALL
@@ -98,17 +100,24 @@ def read_query(shape: type[Shape], fields: dict[str, str]) -> Shape:
         raise BadRequest(first_fault(_faults(error))) from None
 
 
-def with_ignored(reply: bytes, request: Request) -> bytes:
+def with_ignored(reply: bytes, key: SessionKey | AgentId, request: Request) -> bytes:
     """Add to an answer the names of fields that the model of its request lacks, if there are any.
 
-    The ids of the subject may be repeated.
+    The ids of the subject may be repeated; others are named, because they have no effect.
     """
-    names = [name for name in request.model_extra or () if name not in SessionKey._fields]
+    named = dict(zip(SessionKey._fields, (key,) if isinstance(key, str) else key, strict=False))
+    extra = request.model_extra or {}
+    names = [name for name, value in extra.items() if value != named.get(name, _NO_ID)]
     if isinstance(recall := getattr(request, "recall", None), RecallFields):
         names += [f"recall.{name}" for name in recall.model_extra or ()]
-    if not names:
+    return naming(reply, names)
+
+
+def naming(reply: bytes, ignored: Sequence[str]) -> bytes:
+    """Add to an answer the names of fields that have no effect, if there are any."""
+    if not ignored:
         return reply
-    named = [name[:MAX_NAME_CHARACTERS] for name in names[:MOST_IGNORED]]
+    named = [name[:MAX_NAME_CHARACTERS] for name in ignored[:MOST_IGNORED]]
     # An answer has at least one field, so a comma may follow.
     return b'{"ignored": %s, ' % json.dumps(named).encode() + reply.removeprefix(b"{")
 

@@ -166,17 +166,24 @@ async def test_the_lane_answers_what_the_same_code_answers_here_from_postgresql(
 async def test_a_lane_that_is_killed_costs_a_request_and_is_followed_by_another(
     tmp_path: Path,
 ) -> None:
-    async with installation(tmp_path) as (parts, server, browser):
+    async with installation(tmp_path) as (parts, server, browser), parts.client() as client:
         pid = await another(server, None, parts)
+        small_session = client.session("b", "s")
+        receipt = await small_session.turn_completed([{"role": "user", "content": "Hello."}])
+        await small_session.context(after=receipt.seq, wait_ms=5_000)
         os.kill(pid, SIGSTOP)
-        waiting = asyncio.create_task(browser.get(f"{SESSION}/search", params={"q": "order 77"}))
-        small = await browser.get("/v1/agents/b/sessions/s/context")
+        path = "/v1/agents/b/sessions/s/context"
+        waiting = asyncio.gather(
+            browser.get(f"{SESSION}/search", params={"q": "order 77"}),
+            browser.get(f"{path}/difference", params={"before": "2100-01-01T00:00:00Z"}),
+        )
+        small = await browser.get(path)
         os.kill(pid, SIGKILL)
-        refused = await waiting
+        refused, not_compared = await waiting
         await another(server, pid, parts)
         found = await answered(browser, "search", q="order 77")
         figures = (await browser.get("/metrics")).text
-    assert small.status_code == 200
+    assert (small.status_code, not_compared.status_code) == (200, 503)
     assert (
         refused.status_code,
         refused.json()["error"]["code"],

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -206,10 +207,27 @@ async def test_what_cannot_be_asked_is_refused_in_the_words_of_the_contract_on_b
     ]
 
 
+MISSPELT = {"session_id": "user-41", "max_token": 9}
+REQUIRED = {"q": "order", "before": "2100-01-01T00:00:00Z"}
+NOT_ASKED = ("{version}", "{dead_letter_id}", "{campaign_id}", "/changes")
+"""Parts of paths that name what is not there, and a stream."""
+
+
+def reads(paths: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
+    """The path of each described read, and its parameters: those that it requires, and unknown ones."""
+    for path, operations in paths.items():
+        if not path.startswith("/v1/") or any(part in path for part in NOT_ASKED):
+            continue
+        if described := operations.get("get"):
+            names = {one["name"] for one in described.get("parameters", ()) if one["required"]}
+            required = {name: REQUIRED[name] for name in REQUIRED.keys() & names}
+            yield path.format(agent_id="support", session_id="user-42"), required | MISSPELT
+
+
 @pytest.mark.proves("X2")
 async def test_an_answer_names_the_fields_that_its_request_misspells(tmp_path: Path) -> None:
     long = "x" * 200
-    misspelt = {"max_token": 9, "agent_id": "support", "recall": {"token": 9}, long: [{}]}
+    misspelt: Json = {"max_token": 9, "agent_id": "support", "session_id": "user-41", "recall": {"token": 9}, long: [{}]}  # fmt: skip
     async with (
         running_parts(tmp_path) as parts,
         parts.running("worker"),
@@ -224,21 +242,22 @@ async def test_an_answer_names_the_fields_that_its_request_misspells(tmp_path: P
         again = json.dumps({"etag": window["etag"], "wait": 1}).encode()
         answers = [await asked(bus, subject, again), await asked(bus, subject, b'{"after": 0}')]
         await bus.close()
-        over_http = [
-            (await http_of(parts, PATH + path, **fields))[1]
-            for path, fields in (
-                ("/context", {"max_token": 9}),
-                ("/tools", {"fmt": "openai"}),
-                ("/summaries", {"newest": 1}),
-            )
-        ]
-        async with parts.http() as http:
+        async with parts.http(timeout=60) as http:
+            paths = (await http.get("/openapi.json")).json()["paths"]
+            over_http = {
+                path: (await http.get(path, params=fields)).json() for path, fields in reads(paths)
+            }
             body = {"arguments": {"query": "a"}, "argument": {}}
             tool = await http.post(f"{PATH}/tools/search_history", json=body)
 
-    assert window["ignored"] == ["max_token", "x" * 100, "recall.token"]
+    assert window["ignored"] == ["max_token", "session_id", "x" * 100, "recall.token"]
     assert [answer.get("ignored") for answer in answers] == [["wait"], None]
-    assert [answer.get("ignored") for answer in over_http] == [["max_token"], ["fmt"], ["newest"]]
+    assert len(over_http) > 20
+    # It refuses unknown fields.
+    del over_http["/v1/agents/support/sessions"]
+    assert {
+        path: answer for path, answer in over_http.items() if answer.get("ignored") != [*MISSPELT]
+    } == {}
     assert tool.json()["ignored"] == ["argument"]
 
 

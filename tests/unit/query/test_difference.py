@@ -26,7 +26,7 @@ def window(
         "summary": None if version is None else {"version": version},
     }
     messages = {
-        name: {"position": int(name[1:]), "state": state, "message": {"role": "user"}}
+        name: {"position": int(name[1:]), "state": state, "role": "user"}
         for name, state in states.items()
     }
     return WindowThen(as_of, answer, messages)

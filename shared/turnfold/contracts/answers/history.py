@@ -245,7 +245,7 @@ class SessionAnswer(SessionName, ReadAnswer):
     policy: PolicyAnswer | None = Field(None, description="The policy in force, if asked for.")
 
 
-class SessionListAnswer(Answer):
+class SessionListAnswer(ReadAnswer):
     """A page of sessions, newest event first."""
 
     model_config = example(sessions=[], next_after=None)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer, OfSession, SessionTotals
+from turnfold.contracts.answers.base import Answer, OfSession, ReadAnswer, SessionTotals
 from turnfold.contracts.fields import (
     AgentField,
     CompactionField,
@@ -16,7 +16,7 @@ from turnfold.contracts.fields import (
 )
 
 
-class AccessAnswer(Answer):
+class AccessAnswer(ReadAnswer):
     """What the caller may reach."""
 
     model_config = example(caller="dashboards", is_operator=False, agents=["support"], system=None)
@@ -32,7 +32,7 @@ class AccessAnswer(Answer):
     )
 
 
-class StatsAnswer(SessionTotals):
+class StatsAnswer(SessionTotals, ReadAnswer):
     """Sums over the sessions that the caller may read."""
 
     model_config = example(
@@ -122,7 +122,7 @@ _COMPACTION = {
 }
 
 
-class CompactionListAnswer(Answer):
+class CompactionListAnswer(ReadAnswer):
     """A page of compactions, newest first."""
 
     model_config = example(compactions=[_COMPACTION], next_before=None)
@@ -154,7 +154,7 @@ class TimelineVersion(Answer):
     created_at: Time
 
 
-class TimelineAnswer(Answer):
+class TimelineAnswer(ReadAnswer):
     """The messages of a session by state, without texts, and what happened to them."""
 
     model_config = example(
@@ -184,7 +184,7 @@ class TimelineAnswer(Answer):
     versions: list[TimelineVersion] = Field(description="The newest 500, oldest first.")
 
 
-class AuditCheckAnswer(Answer):
+class AuditCheckAnswer(ReadAnswer):
     """The result of recomputing the audit chain of a session."""
 
     model_config = example(rows=12, is_intact=True, fault=None)
@@ -203,7 +203,7 @@ class ErasureEntry(Answer):
     audit_rows: Count
 
 
-class ErasureListAnswer(Answer):
+class ErasureListAnswer(ReadAnswer):
     """A page of erasures, newest first."""
 
     model_config = example(
@@ -263,7 +263,7 @@ class WindowChange(Answer):
     state_after: MessageState | None
 
 
-class DifferenceAnswer(Answer):
+class DifferenceAnswer(ReadAnswer):
     """The difference between the windows of two moments."""
 
     model_config = example(

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer, SessionTotals
+from turnfold.contracts.answers.base import Answer, ReadAnswer, SessionTotals
 from turnfold.contracts.answers.summaries import CampaignAnswer
 from turnfold.contracts.fields import AgentField, Count, Time, example
 
@@ -32,7 +32,7 @@ class DeadLetterEntry(Answer):
     replayed_at: Time | None = Field(description="When it was published again; null if never.")
 
 
-class DeadLetterListAnswer(Answer):
+class DeadLetterListAnswer(ReadAnswer):
     """A page of dead letters, oldest first; with `before`, newest first."""
 
     model_config = example(
@@ -53,7 +53,7 @@ class DeadLetterListAnswer(Answer):
     dead_letters: list[DeadLetterEntry]
 
 
-class DeadLetterAnswer(DeadLetterEntry):
+class DeadLetterAnswer(DeadLetterEntry, ReadAnswer):
     """A dead letter with the bytes that are kept; exactly one of the two payloads is present."""
 
     model_config = example(
@@ -153,7 +153,7 @@ class AgentEntry(SessionTotals):
     last_event_at: Time | None
 
 
-class AgentListAnswer(Answer):
+class AgentListAnswer(ReadAnswer):
     """A page of agents, in the order of their ids."""
 
     model_config = example(
@@ -202,7 +202,7 @@ class AgentCost(Answer):
     tokens: Count
 
 
-class CostAnswer(Answer):
+class CostAnswer(ReadAnswer):
     """The cost of summaries: versions since the beginning, and tokens of recent days."""
 
     model_config = example(
@@ -251,7 +251,7 @@ class CampaignEntry(CampaignAnswer):
     actor: str | None = Field(description="The actor that started it; null if unknown.")
 
 
-class CampaignListAnswer(Answer):
+class CampaignListAnswer(ReadAnswer):
     """The newest campaigns."""
 
     model_config = example(

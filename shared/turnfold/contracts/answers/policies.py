@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from turnfold.contracts.answers.base import Answer, OfSession
+from turnfold.contracts.answers.base import Answer, OfSession, ReadAnswer
 from turnfold.contracts.fields import (
     AgentField,
     Count,
@@ -24,7 +24,7 @@ class PolicyNumber(Answer):
     origin: PolicyOrigin = Field(alias="from", description="The place that sets the value.")
 
 
-class PolicyAnswer(Answer):
+class PolicyAnswer(ReadAnswer):
     """The policy in force."""
 
     model_config = example(
