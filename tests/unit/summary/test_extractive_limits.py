@@ -183,6 +183,7 @@ def test_a_million_characters_without_a_break_take_linear_time() -> None:
         tool("x" * 1_000_000),
         tool(("0" * 50 + "/") * 20_000),
         user("a." * 500_000),
+        user("<" + "a" * 1_000_000),
     ]
 
     assert drafted(*sources).text

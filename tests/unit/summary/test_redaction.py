@@ -198,6 +198,7 @@ def test_the_start_of_a_private_key_alone_does_not_take_the_rest_of_a_text() -> 
         "-----BEGIN PRIVATE KEY-----",
         "Cookie: a=",
         "Cookie: aaaaaaaaa",
+        "n=n=n=n=n=n=",
         "curl -b ",
         "host:5432:",
         "a:5432:b:c:",
@@ -208,4 +209,4 @@ def test_the_start_of_a_private_key_alone_does_not_take_the_rest_of_a_text() -> 
 )
 def test_starts_of_secrets_in_a_row_take_linear_time(part: str) -> None:
     """At quadratic cost, each of these would take minutes."""
-    assert redact(part * 30_000).startswith(part[:5]) or "PRIVATE" in part
+    assert redact("Cookie: " + part * 30_000).startswith("Cookie: ")

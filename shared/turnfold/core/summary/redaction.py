@@ -69,9 +69,10 @@ _COOKIES = re.compile(
     r"(?:[\w.!#$%&*+^`|~-]{1,80}=[^\s;,\"'\\]*+;?[ \t]{0,4})+"
 )
 # A value with a digit: attributes such as `Max-Age=31536000` and `Domain=eu1.example.com` stay.
+# Whether it has one is not asked here: each name within a value would ask again.
 _COOKIE_VALUE = re.compile(
     r"(?<![\w-])((?!(?i:domain|path|expires)=)[^\s;,=\"'\\]{1,80}=)"
-    r"(?=[0-9]*[A-Za-z._~%+/=|:-])(?=[^\s;,\"'\\0-9]*[0-9])[^\s;,\"'\\]{12,}"
+    r"(?=[0-9]*[A-Za-z._~%+/=|:-])([^\s;,\"'\\]{12,}+)"
 )
 # host:port:database:user:password. Neither a compiler's line, column and code nor an IPv6 address.
 _PGPASS = re.compile(
@@ -130,6 +131,7 @@ _NAME_ITSELF = re.compile(
     r"\.(?i:\w{0,40}(?:password|token|secret|key))$"
     r"|^(?:Secret(?:Str|Bytes)|Optional|required|optional|undefined)$"
 )
+
 # Searching for these is much cheaper than the expressions, and most texts have none of them.
 _KEY_HINTS = (
     "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "glrt-", "gldt-",
@@ -155,7 +157,7 @@ _REPLACED: tuple[
     (
         ("ookie", "OOKIE", "curl"),
         _COOKIES,
-        lambda match: _COOKIE_VALUE.sub(r"\1[REDACTED:token]", match[0]),
+        lambda match: _COOKIE_VALUE.sub(_without_cookie, match[0]),
     ),
     ((":",), _PGPASS, r"\1[REDACTED:password]"),
     (("Private-Lines",), _PUTTY_KEY, r"\1 [REDACTED:private_key]"),
@@ -190,6 +192,10 @@ def _without(text: str, secrets: Iterable[tuple[int, int]]) -> str:
             parts += [text[end:start], "[REDACTED:secret]"]
             end = secret_end
     return "".join([*parts, text[end:]]) if parts else text
+
+
+def _without_cookie(cookie: re.Match[str]) -> str:
+    return f"{cookie[1]}[REDACTED:token]" if _has_digit(cookie[2]) else cookie[0]
 
 
 def _assigned_secrets(text: str) -> Iterator[tuple[int, int]]:

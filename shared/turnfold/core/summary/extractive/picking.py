@@ -32,7 +32,7 @@ _USER_SECTION_LIMITS = {
     "decisions": 1,
     "open_questions": 1,
 }
-_OPENING_TAG = re.compile(r"\s*<(?P<name>[\w:-]+)[^<>]*>")
+_OPENING_TAG = re.compile(r"\s*<(?P<name>[\w:-]++)[^<>]*>")
 _SENTENCE_ENDS = (".", "!", "。", "！", "…", ")", "）", "～", "~")
 _OUTCOMES = frozenset({SentenceKind.RESULT, SentenceKind.DECISION})
 _RECENCY = 10
