@@ -287,7 +287,7 @@ async def test_system_messages_in_mid_conversation_keep_their_places(
         [ChatMessage.from_system("You are a clerk."), *talk], 1_500, counter
     )
     assert first is not None
-    second = await compactor.compact_async([*first, rules[2], *notes(40), rules[2]], 500, counter)
+    second = await compactor.compact_async([*first, rules[2], *notes(40), rules[2]], 800, counter)
 
     texts = [str(one.text) for one in first]
     assert texts[0] == "You are a clerk."
