@@ -111,7 +111,6 @@ class RetractedRows:
             load = load_of([message for message, _ in back])
             tokens = sum([message.tokens for message, _ in back])
             session = self._session
-            session.retracted_seq += bool(back)
             session.messages_total += len(back)
             session.tokens_total += tokens
             # They are not new: a restoration holds for as many new tokens as before.
