@@ -227,6 +227,9 @@ async def test_the_same_work_is_not_opened_twice(stores: Stores) -> None:
     job = await claimed(stores, NOON + 9_000)
     assert job.compaction_ids == (first,)
     assert await stores.claim(NOON + 9_000) == []
+    # What is written may be asked for anew.
+    await stores.jobs.commit(job, summary("Again."), reason=None, now_ms=NOON + 9_000)
+    assert await regenerate(stores) not in (first, other)
 
 
 @pytest.mark.proves("A4", "S1")

@@ -225,6 +225,9 @@ async def test_a_window_of_the_past_has_the_limit_of_then(roomy: Stores) -> None
     await roomy.ingest(reported(5, MODEL, limit_tokens=8_000))
 
     assert await model_window(roomy) == 8_000
+    # A larger call that succeeded later proved nothing then.
+    await roomy.ingest(reported(6, MODEL, usage={"prompt_tokens": 18_000}))
+    assert await model_window(roomy) == 18_000
     assert await model_window(roomy, as_of="e2#0") == 128_000
     assert await model_window(roomy, as_of="e4#0") == 16_000
 
