@@ -30,12 +30,13 @@ TEXTS = ("text", "input_text", "output_text")
 MESSAGE_TOKENS, IMAGE_TOKENS = 3, 1_200
 REQUEST_BEGINS = 64
 DIGEST_BEGINS = "# Earlier messages, shortened"
-DIGEST_NAMES, FRAMED = "Calls made so far", "These messages"
+DIGEST_NAMES, DIGEST_LISTS, FRAMED = "Calls made so far", ", by tool: ", "These messages"
 NAMED_FROM = 1_500
 """Raw tokens of a budget of which names take a share that holds some of every turn."""
 CUT = re.compile(r"\n\[\.\.\. (\d+) lines, \d+ tokens left out \.\.\.\]\n")
 PREVIEW = re.compile(r"\n?\[TRUNCATED original~\d+ tokens\]\n?")
-TIMES = re.compile(r" x(\d+)$")
+TIMES = re.compile(r" ×(\d+)\)?$")
+BETWEEN = re.compile(r", | · ")
 REASONING = ("reasoning_content", "thinking_blocks", "reasoning", "reasoning_details")
 FREE = ("content", "tool_calls", *REASONING)
 """What a window may shorten or leave out."""
@@ -428,10 +429,14 @@ class Checker:
             for one, message in zip(self._answer.message_ids, self._messages, strict=True)
             if one is None and text_of(message).startswith(f"{DIGEST_BEGINS}\n{FRAMED}")
         ]
-        lines = [line for digest in digests for line in digest.split("\n")]
-        told = [line for line in lines if line.startswith(DIGEST_NAMES)]
+        # To the end of the digest, because a command may hold a line end.
+        told = [
+            named.partition(DIGEST_LISTS)[2]
+            for digest in digests
+            for named in digest.rpartition("\n</")[0].split(f"\n{DIGEST_NAMES}")[1:]
+        ]
         # A name may hold a comma, and then counts twice.
-        times = [TIMES.search(name) for line in told for name in line.split(", ")]
+        times = [TIMES.search(name) for named in told for name in BETWEEN.split(named)]
         named = sum(int(found[1]) if found else 1 for found in times)
         if digests and named < left_out:
             self._fault(f"W10: {left_out} calls of the running turn are left out, {named} are told")

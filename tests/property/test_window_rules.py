@@ -215,7 +215,7 @@ def test_a_digest_that_lacks_a_call_of_the_running_turn_is_found_out() -> None:
         [laws.Told(f"e{seq}#0", json.dumps(body), body) for seq, body in enumerate(said, start=1)]
     )
     account = {name: getattr(made.account, name) for name in made.account.__slots__}
-    texts = [rendered.messages, [text.replace("c0.py), ", "") for text in rendered.messages]]
+    texts = [rendered.messages, [text.replace("c0.py · ", "") for text in rendered.messages]]
 
     found = [
         laws.faults(

@@ -45,13 +45,14 @@ def test_path_of_a_call_is_shown() -> None:
         (
             ("edit", '{"path": "/srv/a.py", "oldText": "x"}'),
             ("list", "{}"),
+            ("run", '{"command": "cd /srv\\nmake"}'),
             ("查询", '{"评分": "4.5分以上"}'),
         ),
     )
 
     assert (
         digest([call], count=count)[0]
-        == "Assistant: called edit(/srv/a.py), list(), 查询(4.5分以上)"
+        == "Assistant: called edit(/srv/a.py), list(), run(cd /srv make), 查询(4.5分以上)"
     )
 
 

@@ -36,7 +36,8 @@ MOST = 9_999_999
             earlier_messages.COUNT_TOKENS,
             SEAM_TOKENS,
         ),
-        (" x", open_round.TIMES_SIGN_TOKENS, 0),
+        (open_round.TIMES, open_round.TIMES_SIGN_TOKENS, 0),
+        ("a" + open_round.BETWEEN + "b", 1 + counter()("a") + counter()(" b"), 0),
         ("),", 1, 0),
         ("…),", counter()("…)"), 0),
         ("\n" + open_round.ROUND.format(""), open_round.ROUND_TOKENS, 2 * SEAM_TOKENS),
@@ -49,7 +50,7 @@ def test_a_fixed_text_costs_what_is_planned_for_it(text: str, tokens: int, spare
 @pytest.mark.proves("L6", "W10")
 @pytest.mark.parametrize("times", [2, 10, 999, 1_000, 123_456])
 def test_the_number_of_equal_calls_costs_what_is_planned_for_it(times: int) -> None:
-    assert counter()(f" x{times}") <= open_round._times_tokens(times)
+    assert counter()(f"{open_round.TIMES}{times}") <= open_round._times_tokens(times)
 
 
 @pytest.mark.proves("L6")

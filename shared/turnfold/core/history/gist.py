@@ -15,7 +15,7 @@ from turnfold.core.text.caches import cached_text
 from turnfold.core.text.defuse import defused, markers_in
 from turnfold.core.text.estimates import token_upper_bound
 from turnfold.core.text.json_text import compact
-from turnfold.core.text.lines import clip, one_line, printable
+from turnfold.core.text.lines import clip, clip_exact, one_line, printable
 from turnfold.core.text.tokens import text_of
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_USER, Value, values_in
 from turnfold.messages import Message
@@ -171,7 +171,7 @@ def named_calls(message: Message) -> list[Item]:
 def call_text(name: str, argument: str) -> str:
     """Return a call as a digest shows it."""
     tool = one_line(name, NAME_CHARACTERS)
-    return defused(f"{tool}({one_line(argument, ARGUMENT_CHARACTERS)})" if argument else tool)
+    return defused(f"{tool}({clip_exact(argument, ARGUMENT_CHARACTERS)})" if argument else tool)
 
 
 @cached_text(1_024)

@@ -7,11 +7,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from turnfold.core.history.gist import ARGUMENT_CHARACTERS
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import Source
 from turnfold.core.text.calls import command_line
 from turnfold.core.text.defuse import defused
-from turnfold.core.text.lines import clip, clip_path, printable
+from turnfold.core.text.lines import clip, clip_exact, clip_path, printable
 from turnfold.core.text.tokens import Count
 from turnfold.messages import JOINED, TOOL, Message
 
@@ -131,7 +132,8 @@ def _line(source: Source, width: int) -> str:
     if not source.calls:
         return f"{_ROLES[source.role]}: {text}" if text else ""
     called = "called " + ", ".join(
-        f"{name}({main_arguments(arguments)})" for name, arguments in source.calls[:4]
+        f"{name}({clip(main_arguments(arguments), ARGUMENT_CHARACTERS)})"
+        for name, arguments in source.calls[:4]
     )
     if len(source.calls) > 4:
         called += f" and {len(source.calls) - 4} more"
@@ -144,12 +146,12 @@ def main_arguments(arguments: str, path: str | None = None) -> str:
     """Return the arguments that identify a call: a path, command or query alone.
 
     Otherwise an id or the first text, and then all short values, because calls of one tool often
-    differ only in a date. `path` is the file that the call names, even beyond the part of long
-    arguments that is read.
+    differ only in a date. A command keeps its line ends, because with spaces it is another command.
+    `path` is the file that the call names, even beyond the part of long arguments that is read.
     """
     listed = _COMMAND.search(arguments, 0, _READ_CHARACTERS)
     if listed and (words := [_text(word) for word in _WORDS.findall(listed[2])]):
-        return clip("; ".join(words) if listed[1] else command_line(words), _VALUE_CHARACTERS)
+        return clip_exact("; ".join(words) if listed[1] else command_line(words), _VALUE_CHARACTERS)
     for names in (_TARGET, _ID, _TEXT):
         if match := names.search(arguments, 0, _READ_CHARACTERS):
             # If the reading ended within the text, its true end is unknown.
@@ -157,7 +159,8 @@ def main_arguments(arguments: str, path: str | None = None) -> str:
             first = _value(match[1], is_whole=is_whole)
             if names is _TARGET:
                 return first
-            return clip(", ".join(dict.fromkeys([first, *_short_values(arguments)])), 80)
+            values = dict.fromkeys([first, *_short_values(arguments)])
+            return clip(", ".join(values), ARGUMENT_CHARACTERS)
         if path:
             return clip_path(printable(path), _VALUE_CHARACTERS)
     return ""
@@ -173,7 +176,7 @@ def _short_values(arguments: str) -> Iterator[str]:
 
 
 def _value(quoted: str, *, is_whole: bool = True) -> str:
-    shorten = clip_path if is_whole else clip
+    shorten = clip_path if is_whole else clip_exact
     return shorten(_text(quoted), _VALUE_CHARACTERS)
 
 

@@ -44,26 +44,32 @@ def whole_words(text: str, max_characters: int) -> str:
 
 
 def clip(text: str, max_characters: int) -> str:
-    """Shorten a text to one line of at most this many characters.
+    """Shorten a text to one line of at most this many characters, as `clip_exact` does."""
+    return clip_exact(" ".join(text[: max_characters * 4].split()), max_characters)
+
+
+def clip_exact(text: str, max_characters: int) -> str:
+    """Shorten a text to at most this many characters, without changing the others.
 
     A cut shows as an ellipsis and prefers the end of a word. Markup is defused before the cut,
     because half a marker is not recognized afterwards.
     """
-    line = " ".join(text[: max_characters * 4].split())
-    if len(line) <= max_characters:
-        return line
-    cut = defused(line)[: max_characters - 1]
-    space = cut.rfind(" ", max_characters * 2 // 3)
+    text = text[: max_characters * 4].strip()
+    if len(text) <= max_characters:
+        return text
+    cut = defused(text)[: max_characters - 1]
+    least = max_characters * 2 // 3
+    space = max(cut.rfind(" ", least), cut.rfind("\n", least))
     return (cut[:space] if space > 0 else cut).rstrip() + "…"
 
 
 def clip_path(text: str, max_characters: int) -> str:
-    """Shorten a text as `clip` does, but a path or an address in its middle.
+    """Shorten a text as `clip_exact` does, but a path or an address in its middle.
 
     Its end names the file. Otherwise all files of one folder would look like one.
     """
     if len(text) <= max_characters or not _PATH.fullmatch(text):
-        return clip(text, max_characters)
+        return clip_exact(text, max_characters)
     path = defused(text)
     end = (max_characters - 1) // 3
     return f"{path[: max_characters - 1 - end]}…{path[len(path) - end :]}"

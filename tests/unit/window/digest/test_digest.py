@@ -185,7 +185,7 @@ def test_names_take_at_most_their_share_and_older_calls_are_counted_by_tool() ->
     made = asked(session, 2_500, Policy())
 
     digest = digest_of(session, made)
-    assert "read_file x" in digest
+    assert "read_file ×" in digest
     assert "/srv/app/module_000/" not in digest
     assert "/srv/app/module_117/" in "".join(session.rendered(made).messages)
     assert made.account.untold == 0
@@ -202,7 +202,7 @@ def test_files_with_long_paths_are_told_apart_and_older_ones_by_their_folder_if_
 
     files = [f"/part_{number:02d}.py" for number in range(30)]
     assert [name in roomy for name in files] == [True] * 30
-    assert re.search(r"read_file\(/home/dev/projects/worktrees/weather-sta…\) x\d\d,", small)
+    assert re.search(r"read_file\(/home/dev/projects/worktrees/weather-sta… ×\d\d · /", small)
     assert "/part_00.py" not in small
     assert "/part_40.py" in small
 
@@ -215,7 +215,7 @@ def test_a_call_that_is_made_again_and_again_is_named_and_counted_once() -> None
     digest = digest_of(again, asked(again, 2_500, Policy()))
 
     assert digest.count("read_file(") == 1
-    assert re.search(r"read_file\(/srv/app/part.py\) x1\d\d$", digest, re.MULTILINE)
+    assert re.search(r"read_file\(/srv/app/part.py ×1\d\d\)$", digest, re.MULTILINE)
     in_round = RoundView()
     costs = []
     for session in (again, once):
@@ -254,7 +254,7 @@ def test_calls_of_older_rounds_are_told_beside_those_of_the_open_one() -> None:
     digest = digest_of(session, asked(session, 3_000, Policy()))
 
     assert "run(make deploy)" in digest
-    assert f"read_file({PATHS[0]})" in digest
+    assert f"read_file({PATHS[0]} · " in digest
 
 
 @pytest.mark.proves("W9")

@@ -1,22 +1,28 @@
 """The part of a digest that names the calls of the open round."""
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from turnfold.core.history.gist import SEAM_TOKENS, SEPARATOR, Item, gist_of, named_calls
 from turnfold.core.window.views import BlockView, RoundView
 
-ROUND: Final = 'Calls made so far for the request "{}": '
-_OPEN_ROUND: Final = "Calls made so far: "
-# Counted with the line end before it, by a test; see `framing`.
-ROUND_TOKENS: Final = 11 + 2 * SEAM_TOKENS
+ROUND: Final = 'Calls made so far for the request "{}", by tool: '
+_OPEN_ROUND: Final = "Calls made so far, by tool: "
+TIMES: Final = " ×"
+BETWEEN: Final = " · "
+"""The separator of calls of one tool: commands contain commas, semicolons and pipes."""
+# Counted by tests, `ROUND` with the line end before it; see `framing`.
+ROUND_TOKENS: Final = 13 + 2 * SEAM_TOKENS
 TIMES_SIGN_TOKENS: Final = 1
-"""The tokens of the sign before the number of equal calls; counted by a test."""
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+_WORDS: Final = re.compile(r"[A-Z]*[a-z]+|[A-Z]+|[0-9]{1,3}|__+")
+"""Parts of a plain name of which no two share a token."""
 
 
 class OpenRoundCalls:
-    """The calls of the open round that the window leaves out; equal ones once, with their number.
+    """The calls of the open round that the window leaves out, by tool; equal ones once.
 
     All are mentioned, because a model that does not see a call makes it again: the newest by name,
     and those that exceed `room` tokens by number.
@@ -26,15 +32,17 @@ class OpenRoundCalls:
         self.in_round = in_round
         self._room = room
         self._called: dict[str, _NamedCall] = {}
-        self._tokens = 0
+        self._list = _CallList()
 
     def add(self, block: BlockView) -> None:
         """Add a block of the round."""
         message = block.head.message
         for call, item in zip(message.calls, named_calls(message), strict=True):
             known = self._called.pop(item.text, None)
+            if known is not None:
+                self._list.remove(known)
             now = _NamedCall(call.name, item, known.times + 1 if known else 1)
-            self._tokens += now.tokens - (known.tokens if known else 0)
+            self._list.add(now)
             # At its last place, because the newest are kept longest.
             self._called[item.text] = now
 
@@ -45,7 +53,7 @@ class OpenRoundCalls:
             return 0
         request = self._request
         heading = ROUND_TOKENS + (request.tokens if request else 0)
-        return heading + min(self._tokens, self._room)
+        return heading + min(self._list.tokens, self._room)
 
     @property
     def lines(self) -> list[str]:
@@ -62,16 +70,17 @@ class OpenRoundCalls:
         return gist_of(request.head.message).opening if request else None
 
     def _names(self) -> list[str]:
-        called, left = _merged(list(self._called.values()), self._tokens, self._room)
-        if left <= self._room:
-            return [call.text for call in called]
+        called: Sequence[_NamedCall] = list(self._called.values())
+        listed = _CallList(called)
+        if listed.tokens > self._room:
+            called = _merged(called, listed, self._room)
         older = _Numbers(self._room // 2)
-        for place, call in enumerate(called):
-            if left + older.tokens <= self._room:
-                return [*older.texts, *[newer.text for newer in called[place:]]]
-            older.add(call)
-            left -= call.tokens
-        return older.texts
+        first = 0
+        while first < len(called) and listed.tokens + older.tokens > self._room:
+            listed.remove(called[first])
+            older.add(called[first])
+            first += 1
+        return [*older.texts, *_by_tool(called[first:])]
 
 
 class _NamedCall(NamedTuple):
@@ -82,14 +91,59 @@ class _NamedCall(NamedTuple):
     times: int
 
     @property
-    def text(self) -> str:
-        """The text, with the number of equal calls if there are several."""
-        return self.item.text if self.times == 1 else f"{self.item.text} x{self.times}"
+    def tool(self) -> str:
+        """The name before the arguments; empty if the call is named without arguments."""
+        return self.item.text.partition("(")[0] if self.item.text.endswith(")") else ""
+
+    @property
+    def times_text(self) -> str:
+        """The number of equal calls if there are several."""
+        return "" if self.times == 1 else f"{TIMES}{self.times}"
 
     @property
     def tokens(self) -> int:
-        """The tokens of the text, at most."""
+        """The tokens of the whole text, at most."""
         return _without_seam(self.item) + (_times_tokens(self.times) if self.times > 1 else 0)
+
+
+class _CallList:
+    """The tokens of calls of which each tool is named once. Mutable: calls come and go."""
+
+    def __init__(self, called: Iterable[_NamedCall] = ()) -> None:
+        self.tokens = 0
+        self._of_tool = Counter[str]()
+        for call in called:
+            self.add(call)
+
+    def add(self, call: _NamedCall) -> None:
+        """Add a call, which names its tool only if no other does."""
+        self.tokens += call.tokens - self._saved(call.tool)
+        self._of_tool[call.tool] += 1
+
+    def remove(self, call: _NamedCall) -> None:
+        """Remove a call that was added."""
+        self._of_tool[call.tool] -= 1
+        self.tokens -= call.tokens - self._saved(call.tool)
+
+    def _saved(self, tool: str) -> int:
+        """Return how many tokens another call of a tool saves, at least, because it is named."""
+        if not tool or not self._of_tool[tool]:
+            return 0
+        return len(_WORDS.findall(tool)) if _PLAIN_NAME.fullmatch(tool) else 1
+
+
+def _by_tool(called: Iterable[_NamedCall]) -> Iterator[str]:
+    """Yield each tool with its calls, the tool that was called last at the end."""
+    of_tool: dict[str, list[str]] = {}
+    for call in called:
+        tool, text = call.tool, call.item.text
+        if tool:
+            of_tool[tool] = of_tool.pop(tool, [])
+            of_tool[tool].append(text[len(tool) + 1 : -1] + call.times_text)
+        else:
+            yield text + call.times_text
+    for tool, shown in of_tool.items():
+        yield f"{tool}({BETWEEN.join(shown)})"
 
 
 def _without_seam(item: Item) -> int:
@@ -102,26 +156,27 @@ def _without_seam(item: Item) -> int:
     return item.tokens - SEAM_TOKENS * is_plain
 
 
-def _merged(
-    called: Sequence[_NamedCall], tokens: int, room: int
-) -> tuple[Sequence[_NamedCall], int]:
-    """Merge older calls that differ only behind their cut, until all fit; return their tokens, too.
+def _merged(called: Sequence[_NamedCall], listed: _CallList, room: int) -> Sequence[_NamedCall]:
+    """Merge older calls that differ only behind their cut, until all fit, also in `listed`.
 
     A path is cut in its middle: files of one folder become the folder and their number.
     """
     older: dict[str, _NamedCall] = {}
     for place, call in enumerate(called):
-        if tokens <= room:
-            return [*older.values(), *called[place:]], tokens
-        start = call.item.text.partition("…")[0]
+        if listed.tokens <= room:
+            return [*older.values(), *called[place:]]
+        text, tool = call.item.text, call.tool
+        start = tool + text[len(tool) :].partition("…")[0] if tool else text
         known = older.pop(start, None)
         if known is None:
             older[start] = call
             continue
         item = Item(f"{start}…)", max(known.item.tokens, call.item.tokens))
         older[start] = _NamedCall(call.name, item, known.times + call.times)
-        tokens += older[start].tokens - known.tokens - call.tokens
-    return list(older.values()), tokens
+        listed.remove(known)
+        listed.remove(call)
+        listed.add(older[start])
+    return list(older.values())
 
 
 def _times_tokens(times: int) -> int:
@@ -163,7 +218,7 @@ class _Numbers:
             room -= self._tokens_of(name)
             if room < 0:
                 break
-            texts.append(f"{name[:64]} x{number}")
+            texts.append(f"{name[:64]}{TIMES}{number}")
         return texts
 
     def _tokens_of(self, name: str) -> int:
