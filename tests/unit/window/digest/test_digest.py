@@ -416,6 +416,27 @@ def test_compactions_without_room_for_their_own_digests_are_told_like_live_messa
     assert digest.tokens < 500
 
 
+@pytest.mark.proves("W10", "S11")
+@pytest.mark.parametrize("has_older_round", [False, True])
+def test_an_eviction_that_begins_in_the_running_turn_has_its_calls_named_once(
+    has_older_round: bool,
+) -> None:
+    """Its own digest names them, too, and a plan does not see its text."""
+    older = [user(words(90)), assistant(words(90))] if has_older_round else []
+    said = [Said(one, is_pending=True) for one in older]
+    said.append(Said(user("Read the files.")))
+    for number, path in enumerate(PATHS):
+        arguments = json.dumps({"path": path})
+        call = assistant(None, f"c{number}", name="read_file", arguments=arguments)
+        said += [Said(one, is_pending=number < 9) for one in (call, tool(f"c{number}", words(200)))]
+
+    made = plan(history(said).stored, WindowRequest(budget_tokens=900), Policy())
+
+    assert made.account.pending_digested == 18 + len(older)
+    assert len(made.digest.compaction_ids) == len(older) / 2
+    assert [made.digest.text.count(path) for path in PATHS[:9]] == [1] * 9
+
+
 @pytest.mark.proves("P1", "W9")
 def test_a_static_buffer_shows_evicted_messages_by_their_digest_alone() -> None:
     rounds = [

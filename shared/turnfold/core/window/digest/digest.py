@@ -61,7 +61,8 @@ class WindowDigest:
     messages left out, `calls` their tool calls, and `messages` counts a result for each call, so
     that a late one does not change the text. A compaction that waits for its summary has a
     digest of its own, which describes its messages while there is room for it: with many of them, a
-    small window would show nothing else. `compactions` are those of the session.
+    small window would show nothing else. One that begins in the open round is described like live
+    messages. `compactions` are those of the session.
 
     Mutable, because it grows with the window.
     """
@@ -78,7 +79,7 @@ class WindowDigest:
         self.live = self.pending = self.calls = self.messages = 0
         self.tokens = self.size = 0
         self._is_told = is_told
-        self._compactions = compactions
+        self._compactions = dict(compactions)
         self._told_compactions: set[CompactionId] = set()
         self._told_tokens = 0
         room = max(LEAST_TOKENS, min(MOST_TOKENS, int(ratio * budget_tokens)))
@@ -99,12 +100,16 @@ class WindowDigest:
         self.count(block, len(block.views))
         self.calls += len(block.results)
         self.messages += block.messages
+        compaction_id = block.compaction_id
         is_named = bool(block.results) and not block.in_round.is_closed
         calls = named_calls(block.head.message) if block.results else []
         tokens = sum([item.tokens for item in calls])
         if is_named:
             self._calls_of(block.in_round).add(block)
-        if block.compaction_id is None or not self._tell(block.compaction_id):
+            if compaction_id is not None and compaction_id not in self._told_compactions:
+                # Its own digest would name these calls a second time.
+                self._compactions.pop(compaction_id, None)
+        if compaction_id is None or not self._tell(compaction_id):
             self._earlier.add(block, tokens, is_named=is_named)
         self._has_changed()
 
@@ -224,4 +229,6 @@ class WindowDigest:
         # In the order of the session, not in that of leaving.
         compactions = tuple([name for name in self._compactions if name in self._told_compactions])
         named_round = self._named.in_round if self._named else None
-        return DigestText(compactions, "\n".join([*self._earlier.lines(named_round), *names]))
+        return DigestText(
+            compactions, "\n".join([*self._earlier.lines(named_round, names), *names])
+        )

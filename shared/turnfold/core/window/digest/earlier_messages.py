@@ -1,5 +1,6 @@
 """The part of a digest that names requests, calls and exact values."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -125,10 +126,10 @@ class EarlierMessages:
         """The tokens of all requests, calls and exact values."""
         return self._requests_tokens, self._calls_tokens, self._values.tokens
 
-    def lines(self, named_round: RoundView | None) -> Iterator[str]:
+    def lines(self, named_round: RoundView | None, names: Iterable[str]) -> Iterator[str]:
         """Yield the number of messages, their requests, calls and exact values, while they fit.
 
-        The calls of `named_round` are left to another line.
+        The calls of `named_round` are left to `names`, the lines that follow, with their values.
         """
         if not self._blocks:
             return
@@ -138,7 +139,9 @@ class EarlierMessages:
             yield REQUESTS + _LINE + _LINE.join(shown)
         if shown := self._newest_calls(named_round, rooms[1]):
             yield CALLS + SEPARATOR.join(shown)
-        if shown := first_within(self._values.ranked, rooms[2]):
+        named = "".join(names)
+        values = [value for value in self._values.ranked if not _is_told_in(named, value.text)]
+        if shown := first_within(values, rooms[2]):
             yield VALUES + SEPARATOR.join(shown)
 
     def _newest_calls(self, named_round: RoundView | None, room: int) -> list[str]:
@@ -153,6 +156,13 @@ class EarlierMessages:
                 room -= 0 if item.text in newest else item.tokens
                 newest[item.text] = None
         return list(newest)[::-1]
+
+
+def _is_told_in(text: str, value: str) -> bool:
+    """Return whether a value stands in a text, and not only as a part of a longer one."""
+    if value not in text:
+        return False
+    return bool(re.search(rf"(?<![\w./-]){re.escape(value)}(?![\w/-]|\.\w)", text))
 
 
 def shares(needs: Sequence[int], weights: Sequence[float], room: int) -> list[int]:
