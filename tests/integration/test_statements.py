@@ -1,10 +1,13 @@
 """What is written to a database at its edges: below the first sequence, and where a sequence is taken."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.event import listen
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.store_fixtures import KEY, NOON, new_sqlite, sql_stores, turn, user
@@ -76,6 +79,52 @@ async def test_sequences_that_two_workers_store_at_once_become_one_range(postgre
     await engine.dispose()
 
     assert found == [(1, 9)]
+
+
+@pytest.mark.proves("W5")
+async def test_ranges_in_any_order_are_joined_and_those_that_they_met_are_returned(
+    url: str,
+) -> None:
+    random, known, stored = Random(7), set[int](), list[ranges.Range]()
+    database = Database(url, writes=True)
+    for _ in range(40):
+        firsts = random.choices(range(1, 120), k=random.choice((1, 2, 9)))
+        new = [(first, first + random.randrange(4)) for first in firsts]
+        added = {seq for first, last in new for seq in range(first, last + 1)}
+        near = {seq + step for seq in added for step in (-1, 0, 1)}
+
+        met = await database.write(partial(ranges.add, ranges=new))
+
+        assert sorted(met) == [one for one in stored if near & {*range(one[0], one[1] + 1)}]
+        known |= added
+        stored = ranges.joined((seq, seq) for seq in known)
+        # Everything between two ranges is missing.
+        gaps = await database.snapshot(partial(ranges.gaps, up_to=0))
+        assert {seq for first, last in gaps for seq in range(first, last + 1)} == {
+            *range(1, max(known))
+        } - known
+    await database.close()
+
+
+@pytest.mark.proves("O2", "L4")
+async def test_other_workers_wait_for_two_statements_of_one_that_joins_ranges(
+    postgres_url: str,
+) -> None:
+    """A round trip takes long where the database is far away or the machine is busy."""
+    await upgrade(postgres_url)
+    engine, sent = create_async_engine(postgres_url), list[str]()
+    async with engine.connect() as connection:
+        await connection.run_sync(ranges.add, [(1, 5), (10, 12)])
+        listen(
+            engine.sync_engine,
+            "before_cursor_execute",
+            lambda *told: sent.append(told[2].split()[0]),
+        )
+
+        await connection.run_sync(ranges.add, [(6, 7), (9, 9), (20, 20)])
+    await engine.dispose()
+
+    assert sent == ["LOCK", "WITH"]
 
 
 @pytest.mark.proves("L1", "L2")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from sqlalchemy import Connection, bindparam, delete, func, literal_column, select, text
+from sqlalchemy import Connection, bindparam, delete, func, literal_column, select
 
 from turnfold.store.database.schema import ingested_ranges
 from turnfold.store.database.statements import Bulk, BulkInsert, Prepared, SupportsStatements
@@ -21,6 +21,15 @@ _REMOVE = Bulk(
     delete(ingested_ranges).where(ingested_ranges.c.first_seq == bindparam("first")), ("first",)
 )
 _INSERT = BulkInsert(ingested_ranges, ("first_seq", "last_seq"))
+# Whatever waits for the lock waits for each round trip under it, so this is one statement.
+_JOIN = """
+    WITH new (first, last) AS (SELECT * FROM unnest($1::bigint[], $2::bigint[])),
+    met AS (DELETE FROM ingested_ranges USING new WHERE first_seq <= last + 1
+              AND last_seq >= first - 1 RETURNING first_seq, last_seq),
+    parts (first, last) AS (SELECT * FROM new UNION ALL SELECT * FROM met),
+    joined AS (SELECT unnest(range_agg(int8range(first, last, '[]'))) AS joined FROM parts),
+    stored AS (INSERT INTO ingested_ranges SELECT lower(joined), upper(joined) - 1 FROM joined)
+    SELECT first_seq, last_seq FROM met"""
 # Ranges do not touch, so the one that begins at 1 ends before the first gap.
 _first_range = (
     select(ingested_ranges.c.last_seq)
@@ -60,8 +69,7 @@ def add(connection: Connection, ranges: Iterable[Range]) -> list[Range]:
     if not new:
         return []
     if connection.dialect.name == "postgresql":
-        # Two transactions that join ranges at once could leave ranges that touch.
-        connection.execute(text("LOCK TABLE ingested_ranges IN SHARE ROW EXCLUSIVE MODE"))
+        return _add_locked(connection, new)
     stored = sorted(
         {
             (first, last)
@@ -76,6 +84,13 @@ def add(connection: Connection, ranges: Iterable[Range]) -> list[Range]:
         _REMOVE.run(connection, [(first,) for first, _ in stored])
         _INSERT.run(connection, after)
     return stored
+
+
+def _add_locked(connection: Connection, new: Sequence[Range]) -> list[Range]:
+    # Two transactions that join ranges at once could leave ranges that touch.
+    connection.exec_driver_sql("LOCK TABLE ingested_ranges IN SHARE ROW EXCLUSIVE MODE")
+    firsts_and_lasts = tuple(map(list, zip(*new, strict=True)))
+    return [(first, last) for first, last in connection.exec_driver_sql(_JOIN, firsts_and_lasts)]
 
 
 def is_ingested(connection: SupportsStatements, seq: int) -> bool:
