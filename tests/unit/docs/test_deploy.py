@@ -149,6 +149,48 @@ def test_names_labels_and_versions_agree() -> None:
             assert chosen in labels.values()
 
 
+def ports(name: str) -> dict[str, int]:
+    """The ports of a workload's container by name."""
+    return {one["name"]: one["containerPort"] for one in container(name).get("ports", ())}
+
+
+FILES = {"turnfold.toml": "turnfold-settings", "tokens.json": "turnfold-tokens"}
+"""The Secrets of files that are not keys."""
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_workload_reads_files_that_are_mounted_and_listens_where_it_is_asked(name: str) -> None:
+    one = container(name)
+    values = {variable["name"]: variable["value"] for variable in one["env"]}
+    files = {Path(value) for value in values.values() if value.startswith("/etc/turnfold/")}
+    asked = {"startupProbe", "livenessProbe", "readinessProbe"} & set(one)
+
+    assert {FILES.get(file.name, f"turnfold-{file.stem}") for file in files} == secrets(name)
+    assert {volume["name"] for volume in pod(name)["volumes"]} == {
+        mount["name"] for mount in one["volumeMounts"]
+    }
+    assert {int(values[key]) for key in values if key.endswith("_HTTP_PORT")} == {
+        *ports(name).values()
+    }
+    assert {one[probe]["httpGet"]["port"] for probe in asked} == set(ports(name))
+    assert len(asked) == (3 if ports(name) else 0)
+
+
+def test_services_and_policies_name_ports_on_which_their_pods_listen() -> None:
+    addresses = set()
+    for one in MANIFESTS:
+        for chosen in selectors(one):
+            if one["kind"] == "Service":
+                [port] = one["spec"]["ports"]
+                addresses.add(f"nats://{one['metadata']['name']}:{port['port']}")
+                assert port["targetPort"] in ports(chosen)
+            for rule in one["spec"].get("ingress", ()):
+                assert {port["port"] for port in rule["ports"]} == set(ports(chosen).values())
+    for name in OURS:
+        [url] = [one["value"] for one in container(name)["env"] if one["name"].endswith("NATS_URL")]
+        assert url in addresses
+
+
 def selectors(manifest: Json) -> Iterator[str]:
     """The names of workloads that a manifest chooses."""
     specification = manifest.get("spec") or {}
