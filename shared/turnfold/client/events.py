@@ -112,8 +112,8 @@ def turn_event(  # noqa: PLR0913  # the event has these fields
             a value is not JSON.
         TooLarge: more than 1,000 messages or 4 MiB.
     """
-    if not messages:
-        raise BadRequest("a turn must hold at least one message")
+    if isinstance(messages, str | Mapping) or not messages:
+        raise BadRequest("a turn must be a list of at least one message")
     if len(messages) > LIMITS.messages:
         raise TooLarge(f"{len(messages)} messages; publish at most {LIMITS.messages} in one event")
     if carry is not None and len(carry) != len(messages):

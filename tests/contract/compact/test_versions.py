@@ -214,7 +214,7 @@ async def test_undoing_again_changes_nothing_and_what_evicted_nothing_cannot_be_
 
     assert (await restore(stores, await compaction_of(stores, 3))).version == 2
     for unknown in ("1234567", "no number", str(1 << 63), "9" * 40):
-        with pytest.raises(BadRequest, match=r"^this session has no compaction"):
+        with pytest.raises(BadRequest, match=rf"^this session has no compaction {unknown!r}"):
             await restore(stores, unknown)
     assert await stores.seen() == before
 

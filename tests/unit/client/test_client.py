@@ -129,6 +129,8 @@ def test_an_event_above_the_limits_is_refused_before_it_is_sent(
     ("messages", "shape", "told"),
     [
         ([], None, "at least one message"),
+        ("Hi.", None, "a list of at least one message"),
+        ({"role": "user", "content": "Hi."}, None, "a list of at least one message"),
         (
             [{"role": "user"}, {"content": "hi"}],
             None,
@@ -140,7 +142,7 @@ def test_an_event_above_the_limits_is_refused_before_it_is_sent(
     ],
 )
 def test_a_turn_that_would_become_a_dead_letter_is_refused(
-    messages: list[dict[str, Any]], shape: Any, told: str
+    messages: Any, shape: Any, told: str
 ) -> None:
     with pytest.raises(BadRequest, match=told):
         turn_event(KEY, messages, shape=shape)

@@ -276,7 +276,7 @@ def _restore(
     by = number_of(compaction_id)
     rows = _EVICTION.rows(connection, session.sid, by)
     if not rows:
-        raise BadRequest("this session has no compaction with that id")
+        raise BadRequest(f"this session has no compaction {compaction_id!r}")
     ((status, ordinal, version, evicted, is_covered, first, last),) = rows
     # Idempotent: a client may repeat a request whose answer was lost.
     if status == JobStatus.RESTORED:
