@@ -21,8 +21,8 @@ clients wait by default. A caller that waits for less hangs up, which ends the r
 _LONG_BYTES: Final = 64 * 1024
 """The length of a request that may be answered, and its connection closed, before its end."""
 _EARLY_BYTES: Final = 1024 * 1024
-"""The bytes of an answer that are kept until its request is sent; the rest waits, and so does a
-provider that reads no more before it has written all."""
+"""The bytes of an answer that are kept while its request is sent. If more follow, the answer is
+passed on: its provider may read no more of the request before it has written all."""
 
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -135,19 +135,26 @@ class _ProviderStream(httpcore.AsyncNetworkStream):
         if len(buffer) < _LONG_BYTES:
             await self._stream.write(buffer, timeout)
             return
-        receiving = asyncio.create_task(self._receive())
+        sending = asyncio.timeout(None)
+        receiving = asyncio.create_task(self._receive(sending))
         try:
-            await self._stream.write(buffer, timeout)
+            async with sending:
+                await self._stream.write(buffer, timeout)
+        except TimeoutError:
+            # The event loop still sends the rest, as far as the provider reads it.
+            raise httpcore.WriteError("the answer has not waited for the request") from None
         finally:
             await cancel_and_wait(receiving)
 
-    async def _receive(self) -> None:
+    async def _receive(self, sending: asyncio.Timeout) -> None:
+        """Keep what arrives; end the wait for the sending if that becomes too much."""
         while len(self._early) < _EARLY_BYTES:
             chunk = await self._stream.read(_LONG_BYTES)
             self._early += chunk
             if not chunk:
                 self._has_ended = True
                 return
+        sending.reschedule(0)
 
 
 def response_start(response: httpx.Response, more: Mapping[str, str]) -> Message:
