@@ -174,9 +174,11 @@ def test_a_list_of_campaigns_that_is_cut_says_so() -> None:
 async def test_a_window_and_a_comparison_say_how_many_messages_they_list(tmp_path: Path) -> None:
     here = "/console/agents/ada/sessions/s/window"
     # Without it, an eviction between the pages would change the windows that they compare.
-    environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "1000"}
+    environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "2000"}
     async with serving_parts(tmp_path, environ=environ) as (parts, client), parts.http() as visitor:
-        session = client.session("ada", "s")
+        long, session = client.session("ada", "long"), client.session("ada", "s")
+        for number in (1_000, 10):
+            await long.turn_completed([{"role": "user", "content": "?"}] * number)
         for number in (3, 205):
             await session.turn_completed([{"role": "user", "content": "?"}] * number)
         await session.context(wait_ms=5_000)
@@ -184,6 +186,8 @@ async def test_a_window_and_a_comparison_say_how_many_messages_they_list(tmp_pat
         then = {"as_of": listed[2].message_id}
         window_then = (await visitor.get(here, params=then)).text
         window_now = (await visitor.get(here)).text
+        large = "/console/agents/ada/sessions/long/window?max_tokens=100000"
+        long_window = (await visitor.get(large)).text
         moments = [{"before": listed[place].message_id} for place in (2, 100)]
         cut, whole = [
             (await visitor.get(f"{here}/difference", params=moment)).text for moment in moments
@@ -191,6 +195,7 @@ async def test_a_window_and_a_comparison_say_how_many_messages_they_list(tmp_pat
 
     assert "The newest 3 of" not in window_then
     assert "The newest 150 of 208 messages." in window_now
+    assert "The newest 1,000 of 1,010 messages." in long_window
     assert "The newest 200; there may be more." in cut
     assert "there may be more" not in whole
 

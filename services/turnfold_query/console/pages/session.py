@@ -14,6 +14,8 @@ from turnfold_query.console.views import PageView
 
 MESSAGES = 30
 LISTED = 150
+MOST_SHOWN = 1_000
+"""The most messages of a window on a page: while one is rendered, no request is answered."""
 MOST_READINGS = 3
 """How often a window and its messages are read while the session changes."""
 AUDIT_ROWS = 100
@@ -155,7 +157,7 @@ async def window(view: PageView) -> Response:
         as_of=as_of,
         answer=answer,
         fault=fault,
-        shown=shown,
+        shown=shown[-MOST_SHOWN:],
         listed=listed,
     )
 
