@@ -148,7 +148,7 @@ async def test_a_failed_part_of_a_backlog_delays_the_rest(
 async def test_no_more_jobs_are_taken_than_asked_for_and_the_oldest_of_each_agent_first(
     stores: Stores,
 ) -> None:
-    for agent, number in (("ada", 2), ("ada", 1), ("bob", 3)):
+    for agent, number in (("bob", 3), ("ada", 2), ("ada", 1)):
         await stores.ingest(
             *turns(100 * number, 7, key=SessionKey(AgentId(agent), SessionId(f"s-{number}")))
         )
