@@ -201,15 +201,12 @@ def _rows_after(
             return
 
 
-_calls = (
+_CALLS = Prepared(
     select(*FACTS)
     .where(in_range(messages), messages.c.calls.is_not(None))
     .order_by(messages.c.position.desc())
-    .limit(literal_column("2048"))  # more names than any budget has room for
-)
-_CALLS = Prepared(_calls, ("of_sid", "first", "last"))
-_EVICTED_CALLS = Prepared(
-    _calls.where(messages.c.compaction_id.is_not(None)), ("of_sid", "first", "last")
+    .limit(literal_column("2048")),  # more names than any budget has room for
+    ("of_sid", "first", "last"),
 )
 _SYSTEM = Prepared(
     select(*FACTS)
@@ -237,9 +234,7 @@ def refresh_covered(
     if known.calls_of != calls_of:
         if requests and at_once:
             raise WouldBlock
-        known.covered_calls = _calls_in(
-            connection, session.sid, _EVICTED_CALLS, known.messages, known.summary
-        )
+        known.covered_calls = _calls_in(connection, session.sid, known.messages, known.summary)
         known.calls_of = calls_of
     # The newest system message is evicted only after a newer one came.
     if session.retracted_seq and known.system_of != known.arrangement:
@@ -258,7 +253,7 @@ def covered_calls_as_of(
     state: StateAsOf,
 ) -> tuple[Message, ...]:
     """Return the covered calls of an earlier moment; some may be live again or retracted since."""
-    return _calls_in(connection, sid, _CALLS, shown, summary, retracted=state.retracted)
+    return _calls_in(connection, sid, shown, summary, retracted=state.retracted)
 
 
 def covered_system_as_of(
@@ -287,13 +282,12 @@ def _requests_within(summary: StoredSummary | None, shown: Sequence[Message]) ->
 def _calls_in(
     connection: SupportsStatements,
     sid: int,
-    calls: Prepared,
     shown: Sequence[Message],
     summary: StoredSummary | None,
     *,
     retracted: Sequence[Message] = (),
 ) -> tuple[Message, ...]:
-    """Return the messages of this statement and `retracted` calls, of the newest turn with any.
+    """Return the covered messages with calls and `retracted` ones, of the newest turn with any.
 
     `shown` are the messages that the summary does not cover, in order; the request of that turn is
     one.
@@ -304,7 +298,7 @@ def _calls_in(
     known = {message.position for message in shown}
     # What is shown after the summary changes without a new version.
     first, last = requests[0], summary.last_position
-    found = [message_of(row) for row in calls.rows(connection, sid, first, last)]
+    found = [message_of(row) for row in _CALLS.rows(connection, sid, first, last)]
     found += [
         message for message in retracted if message.calls and first <= message.position <= last
     ]
