@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from sqlalchemy import Connection, text
 
-from tests.store_fixtures import Stores, new_sqlite, sql_stores, turn, user
+from tests.store_fixtures import Stores, new_sqlite, retracted, sql_stores, turn, user
 from turnfold.cache import LRUCache
 from turnfold.core.recall.mask_ranking import MOST_MASKED
 from turnfold.core.recall.ranking import MOST_PLACES
@@ -22,6 +22,8 @@ from turnfold.store.query.word_matches import MOST_FORMS, WordMatches
 
 OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
 MESSAGES = 90
+GONE = range(1, 2 * MESSAGES, 14)
+"""The sequences of retracted messages."""
 LONG = MOST_MASKED + 1
 WORDS = ["amber", "ambers", "ambergris", "amb", "coral", "élan", "élans", "42", "琥珀", "zebra"]
 MANY = [f"many{number:02}" for number in range(MOST_FORMS + 5)]
@@ -40,7 +42,7 @@ LOOKUPS: list[Lookup] = [
 
 
 async def filled(stores: Stores) -> list[set[str]]:
-    """Store messages of random words, and return the words of each; another session has others."""
+    """Store messages of random words, and return those that each has if it is not retracted."""
     random = Random(5)
     said: list[set[str]] = []
     for seq in range(MESSAGES):
@@ -53,7 +55,9 @@ async def filled(stores: Stores) -> list[set[str]]:
         )
     while await stores.index.index_some():
         pass
-    return said
+    # Still in the index: what is retracted leaves it later.
+    await stores.ingest(retracted(2 * MESSAGES + 1, *[f"e{seq}#0" for seq in GONE]))
+    return [words if 2 * seq + 1 not in GONE else set() for seq, words in enumerate(said)]
 
 
 def matching(said: Sequence[set[str]], lookup: Lookup, until: int) -> list[int]:
