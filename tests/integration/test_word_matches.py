@@ -109,24 +109,31 @@ async def test_lookups_of_few_messages_find_all_of_them_and_others_none_or_the_n
 
 @pytest.mark.proves("F2")
 @pytest.mark.parametrize("is_prefix", [False, True])
-async def test_a_word_of_nearly_all_messages_of_a_long_session_is_left_out(
-    tmp_path: Path, is_prefix: bool
+@pytest.mark.parametrize(
+    ("many", "removed", "found"),
+    [(LONG, 0, None), (9, 0, [9, 8, 7, 6, 5, 4, 3, 2, 1]), (9, 7, [9, 8, 6, 5, 4, 3, 2, 1])],
+)
+async def test_a_word_of_a_long_session_is_found_unless_nearly_all_messages_have_it(
+    tmp_path: Path, is_prefix: bool, many: int, removed: int, found: object
 ) -> None:
+    """One whose words wait for their removal from the index is not found."""
     url = new_sqlite(tmp_path)
     database = Database(url, writes=True)
-    fill = text(
-        "WITH RECURSIVE n (at) AS (VALUES (1) UNION ALL SELECT at + 1 FROM n WHERE at < :many) "
-        "INSERT INTO word_index (rowid, terms) SELECT at, '1xerror' FROM n"
-    )
-    await database.write(partial(Connection.execute, statement=fill, parameters={"many": LONG}))
+    for fill in (
+        """WITH RECURSIVE n (at) AS (VALUES (1) UNION ALL SELECT at + 1 FROM n WHERE at < :many)
+        INSERT INTO word_index (rowid, terms) SELECT at, '1xerror' FROM n""",
+        "INSERT INTO index_removals (position, sid, body) SELECT :removed, 1, '' WHERE :removed",
+    ):
+        places = {"many": many, "removed": removed}
+        await database.write(partial(Connection.execute, statement=text(fill), parameters=places))
     await database.close()
     reader = Database(url, writes=False)
 
     caches = SegmentCaches(LRUCache(1), LRUCache(1))
 
-    def found(connection: Connection) -> object:
+    def look_up(connection: Connection) -> object:
         words = WordMatches(connection, 1, LONG + 1, messages=LONG, caches=caches)
         return words.rare([(Term("xerror", is_prefix=is_prefix),)], MOST_PLACES)
 
-    assert await reader.snapshot(found) == [None]
+    assert await reader.snapshot(look_up) == [found]
     await reader.close()

@@ -82,14 +82,14 @@ _held = (
     select(_vocabulary.c.doc)
     .where(
         _vocabulary.c.term.between(bindparam("first", type_=Text), bindparam("last", type_=Text)),
-        _vocabulary.c.doc.not_in(REMOVED),
+        ~REMOVED.exists() | _vocabulary.c.doc.not_in(REMOVED),
     )
     .limit(_most)
     .subquery()
 )
 _HELD = Prepared(select(func.json_group_array(_held.c.doc)), ("first", "last", "most"))
 """The messages of each word from one to another: in one text, as rows take twice as long, and up to
-a limit, which keeps frequent words from being read."""
+a limit, which spares frequent words. If none is to be removed, that is asked once, not per row."""
 _LAST_CHARACTER = "\U0010ffff"
 
 MOST_KNOWN = 1_000
