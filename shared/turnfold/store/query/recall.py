@@ -312,10 +312,12 @@ class SqlRecallStore:
     def _keep(self, sid: int, order: SessionOrder) -> None:
         order.newest.trim()
         order.new_bodies = {}
+        weight = order.weight
         # Lines are of a few hundred messages, and soon read again; the order is of all messages.
-        if order.weight > self._orders.max_entry_weight:
+        if weight > self._orders.max_entry_weight:
+            weight -= order.marks.weight
             order.marks = NewestMarks()
-        self._orders.put(sid, order, order.weight)
+        self._orders.put(sid, order, weight)
 
 
 def _add_words(

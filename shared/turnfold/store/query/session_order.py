@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Integer, bindparam, case, select
@@ -55,6 +56,9 @@ class KnownPlaces(NamedTuple):
 
     positions: "array[int]" = array("q")
     messages: int = 0
+
+
+_POSITIONS = attrgetter("positions")
 
 
 @dataclass(slots=True)
@@ -228,8 +232,8 @@ class SessionOrder:
         """About how many bytes it takes."""
         number = len(self.positions)
         of_masks = (LOOKUP_BYTES + number // 8) * len(self.known)
-        places = chain(self.places.values(), self.newest_places.values())
-        of_places = sum([LOOKUP_BYTES + 8 * len(found) for found, _ in places])
+        places = [*self.places.values(), *self.newest_places.values()]
+        of_places = LOOKUP_BYTES * len(places) + 8 * sum(map(len, map(_POSITIONS, places)))
         of_lookups = LOOKUP_BYTES * len(self.frequent) + of_masks + of_places
         said = sum([len(of.messages) + len(of.firsts) for of in self.speakers.values()])
         of_speakers = LOOKUP_BYTES * len(self.speakers) + SAID_BYTES * said
