@@ -151,7 +151,8 @@ def plain_words(message: str) -> str:
     >>> plain_words("'Nobody should' is not one of 'live', 'pending'")
     "'Nobody should' is not one of 'live', 'pending'"
     """
-    return _ABOUT_PARSING.sub("", _ABOUT_INPUT.sub("must", message))
+    about_value = message.replace("Field required", "is required")
+    return _ABOUT_PARSING.sub("", _ABOUT_INPUT.sub("must", about_value))
 
 
 def _field(fault: Mapping[str, Any]) -> str:

@@ -219,7 +219,7 @@ async def test_a_model_that_does_not_stop_and_a_provider_without_tools_get_the_p
 
     assert [len(one) for one in sent.values()] == [7, 2, 2, 2, 2, 1]
     assert "last lookup" in sent["never"][5]
-    assert "query: Field required" in json.loads(sent["wrong"][1])["messages"][-1]["content"]
+    assert "query: is required" in json.loads(sent["wrong"][1])["messages"][-1]["content"]
 
 
 @pytest.mark.proves("G10", "F4")

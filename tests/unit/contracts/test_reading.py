@@ -18,6 +18,7 @@ from turnfold.errors import BadRequest
             "after: must be a valid integer; or: must be 'latest'",
         ),
         ("history.get", b"[]", "the request: must be an object"),
+        ("history.search", b"{}", "q: is required"),
         ("history.get", b'{"wait_ms": "x"}', "wait_ms: must be a valid integer"),
         (
             "context.get",
