@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from turnfold.contracts.events import EventLimits, check_copy, read_typed
+from turnfold.contracts.json_values import most_values
 from turnfold.errors import BadEvent, BadRequest, EventFault, TooLarge
 from turnfold.messages import EventId, SessionKey
 
@@ -20,12 +21,9 @@ class EventBody(NamedTuple):
 
     @property
     def takes_long(self) -> bool:
-        """Whether reading it would hold up others.
-
-        A value follows a comma or an opening bracket. Those in a text are none, but cheap.
-        """
+        """Whether reading it would hold up others."""
         return any(
-            len(text) > LANE_BYTES or sum(map(text.count, (b",", b"[", b"{"))) > LANE_VALUES
+            len(text) > LANE_BYTES or most_values(text) > LANE_VALUES
             for text in (self.body, self.stored or b"")
         )
 

@@ -25,3 +25,11 @@ def read_json(data: str | bytes) -> Any:
     except (TypeError, ValueError):
         # Lone surrogates, deep nesting and other encodings than UTF-8, besides what is not JSON.
         return json.loads(data)
+
+
+def most_values(body: bytes) -> int:
+    """Return the commas and opening brackets of a JSON text: each of its values follows one.
+
+    Those in its strings count as well, although they cost little.
+    """
+    return sum(map(body.count, (b",", b"[", b"{")))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from turnfold.contracts.json_values import json_object
+from turnfold.contracts.json_values import json_object, most_values
 from turnfold.contracts.requests import Command, RecallFields, Request
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, SessionKey
@@ -33,11 +33,15 @@ CommandShape = TypeVar("CommandShape", bound=Command)
 MAX_NAME_CHARACTERS = 100
 """The maximum length of an unknown field's name in an error message or an answer."""
 MOST_IGNORED = 10
+"""The most unknown fields that an answer names."""
 _NO_ID = object()
 """Equal to no value of a field."""
-"""The most unknown fields that an answer names."""
+MOST_VALUES = 10_000
+"""More than any request needs: each costs as much as a hundred characters of a text."""
+# To the end, even if it is not closed: otherwise each quote in it would be a new beginning.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _ESCAPES = re.compile(
-    rb"\\[^u]|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)", re.DOTALL
+    rb"(?:\\[^u][^\\]*+)++|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)", re.DOTALL
 )
 """Escapes of JSON, so that none begins within another; the group is half a pair of surrogates."""
 
@@ -55,6 +59,8 @@ def read_request(shape: type[Shape], body: bytes) -> Shape:
         BadRequest: the request is invalid. The text names the first invalid field, never its
             value.
     """
+    if most_values(body) > MOST_VALUES and most_values(_STRING.sub(b"", body)) > MOST_VALUES:
+        raise BadRequest(f"a request may have at most {MOST_VALUES:,} values")
     try:
         return shape.model_validate_json(body or b"{}", strict=True)
     except ValidationError as error:

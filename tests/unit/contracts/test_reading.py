@@ -6,6 +6,7 @@ import pytest
 
 from turnfold.contracts.catalog import REQUESTS
 from turnfold.contracts.reading import read_request
+from turnfold.contracts.requests import ContextRequest
 from turnfold.errors import BadRequest
 
 
@@ -46,6 +47,31 @@ def test_a_fault_names_the_field_and_what_it_may_hold(name: str, body: bytes, to
         read_request(REQUESTS[name].request, body)
 
     assert str(caught.value) == told
+
+
+@pytest.mark.proves("X6")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{%b}" % b",".join(b'"%d":1' % number for number in range(90_000)),
+        b'{"a":[%b[]]}' % (b"[]," * 20_000),
+    ],
+    ids=["fields", "lists"],
+)
+def test_a_request_of_many_values_is_refused_before_they_are_read(body: bytes) -> None:
+    """A megabyte of them held all other requests up for a quarter of a second."""
+    with pytest.raises(BadRequest, match="at most 10,000 values"):
+        read_request(REQUESTS["context.get"].request, body)
+
+
+def test_commas_and_brackets_of_a_text_are_no_values() -> None:
+    text = '",[{' * 100_000
+
+    body = json.dumps({"query": text}).encode()
+
+    assert read_request(ContextRequest, body).query == text
+    with pytest.raises(BadRequest, match="Invalid JSON"):
+        read_request(ContextRequest, body[:-2])
 
 
 @pytest.mark.proves("X2")
