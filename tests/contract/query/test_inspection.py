@@ -209,3 +209,14 @@ async def test_erasures_are_listed_in_pages_newest_first(stores: Stores) -> None
 async def test_a_page_of_erasures_begins_where_another_ended(stores: Stores, after: str) -> None:
     with pytest.raises(BadRequest, match="next_after"):
         await erasures(agent_ids=None, after=after, limit=9, store=stores.inspections)
+
+
+@pytest.mark.proves("L12")
+async def test_the_counters_of_a_session_are_its_own(stores: Stores) -> None:
+    other = SessionKey(ADA.agent_id, SessionId("s-2"))
+    for number, key in enumerate((other, BOB, ADA), 1):
+        await stores.ingest(*turns(100 * number, number, key=key))
+
+    marks = [await stores.inspections.mark(key) for key in (other, BOB, ADA)]
+
+    assert [mark.messages for mark in marks] == [2, 4, 6]
