@@ -197,11 +197,11 @@ def test_files_with_long_paths_are_told_apart_and_older_ones_by_their_folder_if_
     folder = "/home/dev/projects/worktrees/weather-station/lib/station/services"
     session = reading([f"{folder}/part_{number:02d}.py" for number in range(60)], rounds=0)
 
-    roomy = digest_of(session, asked(session, 8_000, Policy()))
-    small = digest_of(session, asked(session, 3_000, Policy()))
+    roomy = digest_of(session, asked(session, 3_000, Policy()))
+    small = digest_of(session, asked(session, 1_500, Policy()))
 
-    files = [f"/part_{number:02d}.py" for number in range(30)]
-    assert [name in roomy for name in files] == [True] * 30
+    files = [f"/part_{number:02d}.py" for number in range(50)]
+    assert [name in roomy for name in files] == [True] * 50
     assert re.search(r"read_file\(/home/dev/projects/worktrees/weather-sta… ×\d\d · /", small)
     assert "/part_00.py" not in small
     assert "/part_40.py" in small

@@ -11,6 +11,7 @@ from turnfold.core.window.digest.open_round import OpenRoundCalls
 from turnfold.core.window.views import BlockView, RoundView
 
 COMMANDS = ["ls", "(a)", ")b", "defun x", "笑", '"q"', "12 34", "$(x)", "a\nb", "f;", "…", "x" * 90]
+COMMANDS += [f"{'/srv/__ab1/C' * 6}/{name}" for name in ("a.py", "漢字", "__x", "defun", "...")]
 TOOLS = [
     "bash",
     "mcp__sand_box__run",
@@ -44,9 +45,12 @@ def test_a_tool_is_named_once_with_its_calls_and_the_tool_called_last_comes_last
     calls = [("bash", "ls"), ("read", "a.py"), ("bash", "cd /srv\nmake"), ("stop", "")]
     calls += [("read", "b.py"), ("bash", "ls")]
 
+    calls += [("read", f"/srv/{'a' * 50}/{name}_of_the_shop.py") for name in "xy"]
+
     (line,) = named(calls).lines
 
-    listed = "stop, read(a.py · b.py), bash(cd /srv\nmake · ls ×2)"
+    files = f"/srv/{'a' * 35}…aa/x_of_the_shop.py · …aa/y_of_the_shop.py"
+    listed = f"stop, bash(cd /srv\nmake · ls ×2), read(a.py · b.py · {files})"
     assert line == f"Calls made so far, by tool: {listed}"
 
 
@@ -56,6 +60,7 @@ def test_a_tool_is_named_once_with_its_calls_and_the_tool_called_last_comes_last
     st.integers(0, 300),
 )
 @example([("grep", f"defun f{number}") for number in range(40)], 1_000)
+@example([("read", f"/{'a/' * 40}{number}") for number in range(40)], 1_000)
 @example([("TodoWrite", f") {number}") for number in range(40)], 1_000)
 def test_names_take_no_more_tokens_than_were_planned(
     calls: list[tuple[str, str]], room: int

@@ -16,9 +16,9 @@ BETWEEN: Final = " · "
 # Counted by tests, `ROUND` with the line end before it; see `framing`.
 ROUND_TOKENS: Final = 13 + 2 * SEAM_TOKENS
 TIMES_SIGN_TOKENS: Final = 1
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_./~-]+")
 _WORDS: Final = re.compile(r"[A-Z]*[a-z]+|[A-Z]+|[0-9]{1,3}|__+")
-"""Parts of a plain name of which no two share a token."""
+"""Parts of a plain name or path of which no two share a token."""
 
 
 class OpenRoundCalls:
@@ -96,6 +96,12 @@ class _NamedCall(NamedTuple):
         return self.item.text.partition("(")[0] if self.item.text.endswith(")") else ""
 
     @property
+    def start(self) -> str:
+        """The tool and the beginning of a path that is cut in its middle; empty for other calls."""
+        start, cut, end = self.item.text.removeprefix(self.tool).partition("…")
+        return self.tool + start + cut if self.tool and len(end) > 1 else ""
+
+    @property
     def times_text(self) -> str:
         """The number of equal calls if there are several."""
         return "" if self.times == 1 else f"{TIMES}{self.times}"
@@ -107,43 +113,58 @@ class _NamedCall(NamedTuple):
 
 
 class _CallList:
-    """The tokens of calls of which each tool is named once. Mutable: calls come and go."""
+    """The tokens of calls of which each tool and each beginning of cut paths is named once.
+
+    Mutable: calls come and go.
+    """
 
     def __init__(self, called: Iterable[_NamedCall] = ()) -> None:
         self.tokens = 0
-        self._of_tool = Counter[str]()
+        self._times = Counter[str]()
         for call in called:
             self.add(call)
 
     def add(self, call: _NamedCall) -> None:
         """Add a call, which names its tool only if no other does."""
-        self.tokens += call.tokens - self._saved(call.tool)
-        self._of_tool[call.tool] += 1
+        self.tokens += call.tokens - self._saved(call)
+        self._times.update((call.tool, call.start))
 
     def remove(self, call: _NamedCall) -> None:
         """Remove a call that was added."""
-        self._of_tool[call.tool] -= 1
-        self.tokens -= call.tokens - self._saved(call.tool)
+        self._times.subtract((call.tool, call.start))
+        self.tokens -= call.tokens - self._saved(call)
 
-    def _saved(self, tool: str) -> int:
-        """Return how many tokens another call of a tool saves, at least, because it is named."""
-        if not tool or not self._of_tool[tool]:
-            return 0
-        return len(_WORDS.findall(tool)) if _PLAIN_NAME.fullmatch(tool) else 1
+    def _saved(self, call: _NamedCall) -> int:
+        """Return how many tokens a call saves, at least, because others name the same."""
+        tool, start = call.tool, call.start
+        saved = _least_tokens(tool) if tool and self._times[tool] else 0
+        if start and self._times[start]:
+            # The ellipsis may take one more token after a space.
+            saved += _least_tokens(start[len(tool) + 1 : -1]) - 1
+        return saved
+
+
+def _least_tokens(text: str) -> int:
+    return len(_WORDS.findall(text)) if _PLAIN.fullmatch(text) else 1
 
 
 def _by_tool(called: Iterable[_NamedCall]) -> Iterator[str]:
-    """Yield each tool with its calls, the tool that was called last at the end."""
-    of_tool: dict[str, list[str]] = {}
+    """Yield each tool with its calls, the tool that was called last at the end.
+
+    Paths with the same beginning stand together; only the first shows it.
+    """
+    of_tool: dict[str, dict[str, list[str]]] = {}
     for call in called:
-        tool, text = call.tool, call.item.text
-        if tool:
-            of_tool[tool] = of_tool.pop(tool, [])
-            of_tool[tool].append(text[len(tool) + 1 : -1] + call.times_text)
-        else:
+        tool, start, text = call.tool, call.start, call.item.text
+        if not tool:
             yield text + call.times_text
+            continue
+        of_tool[tool] = shown = of_tool.pop(tool, {})
+        shown[start or text] = alike = shown.pop(start or text, [])
+        first = len(start) - 1 if alike else len(tool) + 1
+        alike.append(text[first:-1] + call.times_text)
     for tool, shown in of_tool.items():
-        yield f"{tool}({BETWEEN.join(shown)})"
+        yield f"{tool}({BETWEEN.join(text for alike in shown.values() for text in alike)})"
 
 
 def _without_seam(item: Item) -> int:
