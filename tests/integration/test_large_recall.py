@@ -27,7 +27,7 @@ async def asked(stores: Stores, *, reads: str) -> list[bool]:
         if reads == "texts":
             assert all(session.texts(messages))
         if reads == "lines":
-            assert session.marked_lines(len(messages))
+            assert session.marked_lines(len(messages), ())
         here.append(current_thread() is main_thread())
         return Choice(messages if reads == "messages" else ())
 

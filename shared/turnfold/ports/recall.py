@@ -21,7 +21,8 @@ class SearchedSession:
     `MOST_MASKED` messages no `masks`, but `matches`. `speakers` are those whom the question names.
     `look_up` searches a short session, and finds nothing for a lookup with more than a number of
     places. `texts` reads the texts of messages, and `marked_lines` the marked lines of so many of
-    the newest ones. `is_own` has 1 for each message of the agent itself.
+    the newest ones, and of older ones that match a lookup. `is_own` has 1 for each message of the
+    agent itself.
     """
 
     question: RecallQuestion
@@ -33,7 +34,7 @@ class SearchedSession:
     speakers: Sequence[Speaker]
     look_up: Callable[[Sequence[Lookup], int], Sequence[Mask]]
     texts: Callable[[Sequence[int]], Sequence[str]]
-    marked_lines: Callable[[int], Mapping[int, Sequence[MarkedLine]]]
+    marked_lines: Callable[[int, Sequence[Lookup]], Mapping[int, Sequence[MarkedLine]]]
     is_own: Sequence[int] = ()
 
 

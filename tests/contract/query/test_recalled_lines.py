@@ -112,7 +112,7 @@ async def marked(recall: RecallStore, sid: int, most: int = 128) -> dict[int, li
     found: dict[int, list[MarkedLine]] = {}
 
     def choose(session: SearchedSession) -> Choice:
-        found.update({at: list(lines) for at, lines in session.marked_lines(most).items()})
+        found.update({at: list(lines) for at, lines in session.marked_lines(most, ()).items()})
         return Choice(())
 
     asked = question_of("shelf")
@@ -251,6 +251,25 @@ async def test_a_query_of_its_own_is_what_the_block_is_for(stores: Stores) -> No
     assert LINE not in plain
     assert await block(query="Go  on.") == plain
     assert LINE in await block(query="Where is lantern_shelf?")
+
+
+@pytest.mark.proves("F2", "W14")
+@pytest.mark.parametrize("query", [None, "Where is lantern_shelf?"])
+async def test_a_line_with_a_name_that_is_asked_for_returns_from_any_earlier_message(
+    stores: Stores, query: str | None
+) -> None:
+    """Only lines of the newest 128 messages returned, and of a request by its words alone."""
+    long = "\n".join(["nothing is named on this line"] * 400)
+    await stores.ingest(turn(1, user("Go on."), assistant(None, "c1"), tool("c1", long + LINE)))
+    for step in range(2, 102):
+        read = tool(f"c{step}", f"part_{step}_name of cellar_{step} " + "and more words " * 20)
+        await stores.ingest(turn(step, user("Next."), assistant(None, f"c{step}"), read))
+    newest = "Next." if query else "What takes lantern_shelf?"
+    await stores.ingest(turn(102, assistant("Done."), user(newest)))
+    await indexed(stores)
+    told = await Asker(stores).told(max_tokens=2_000, **({"query": query} if query else {}))
+
+    assert LINE in block_of(told)
 
 
 @pytest.mark.proves("W14", "S11")

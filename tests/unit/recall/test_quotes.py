@@ -152,6 +152,13 @@ def test_names_that_are_asked_for_are_quoted_first_and_of_every_message() -> Non
     assert quoted(texts, known="lantern_shelf") == [texts[4]]
 
 
+@pytest.mark.proves("F2", "W14")
+def test_lines_of_one_name_that_is_asked_for_leave_room_for_those_of_another() -> None:
+    texts = [*["see lantern_shelf"] * 9, "the map_size of a long line with many more words"]
+
+    assert texts[-1] in quoted(texts, asked="lantern_shelf map_size")[:5]
+
+
 @pytest.mark.proves("W14")
 def test_nothing_is_quoted_that_the_window_has() -> None:
     texts = ["see first_name", "see second_name and first_name", "see third_name"]

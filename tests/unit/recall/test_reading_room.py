@@ -21,7 +21,7 @@ def room(tokens: int, shown: frozenset[int] = frozenset()) -> ReadingRoom:
         speakers=(),
         look_up=lambda _lookups, _most: (),
         texts=lambda _: (),
-        marked_lines=lambda _: {},
+        marked_lines=lambda *_: {},
     )
     return ReadingRoom(session, shown, tokens)
 

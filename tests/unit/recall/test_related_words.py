@@ -27,7 +27,7 @@ def session(messages: int) -> SearchedSession:
         speakers=(),
         look_up=look_up,
         texts=lambda ordinals: ["the lantern stands in the boathouse" for _ in ordinals],
-        marked_lines=lambda _: {},
+        marked_lines=lambda *_: {},
     )
 
 

@@ -30,7 +30,7 @@ def session(question: str, *speakers: Speaker) -> SearchedSession:
         speakers=speakers,
         look_up=lambda lookups, _: [wishes if lookup == WISHES else 0 for lookup in lookups],
         texts=lambda ordinals: ["" for _ in ordinals],
-        marked_lines=lambda _: {},
+        marked_lines=lambda *_: {},
         is_own=bytearray(ordinal % 2 for ordinal in range(MESSAGES)),
     )
 

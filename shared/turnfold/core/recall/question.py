@@ -10,6 +10,7 @@ from typing import Final
 from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS, KINDS, SIMILAR_WORDS
 from turnfold.core.recall.word_forms import LEAST_PREFIX, short_forms, stem_of
 from turnfold.core.text.caches import cached_text
+from turnfold.core.text.names import names_in
 from turnfold.core.text.search import Lookup, Term, terms_of
 from turnfold.core.text.words import (
     WORD_CHARACTERS,
@@ -24,7 +25,7 @@ READ_CHARACTERS: Final = 8_000
 """The characters of a request that are read; the rest is mostly pasted."""
 MOST_LOOKUPS: Final = 24
 MOST_VALUES: Final = 8
-"""The most lookups for exact values, such as paths and numbers with their units."""
+"""The most lookups for exact values, such as paths and numbers with their units, and for names."""
 MOST_RELATED: Final = 12
 """The most lookups for words that the best messages share."""
 MOST_SIMILAR: Final = 24
@@ -48,13 +49,21 @@ _DIGIT: Final = re.compile(r"\d")
 class RecallQuestion:
     """The lookups of a request; a message matches a lookup if it holds any of its terms.
 
-    `words` are its words as written, without case: any of them may name a speaker. It may ask about
-    what the agent told, or about the user who asks; `is_about_agent` is None if it does neither.
+    `words` are its words as written, without case: any of them may name a speaker. `names` are
+    those in code, such as of files and functions. It may ask about what the agent told, or about
+    the user who asks; `is_about_agent` is None if it does neither.
     """
 
     lookups: tuple[Lookup, ...]
     words: frozenset[str]
     is_about_agent: bool | None = None
+    names: frozenset[str] = frozenset()
+
+    @property
+    def name_lookups(self) -> Sequence[Lookup]:
+        """One lookup for each name, of the longest ones."""
+        longest = sorted(self.names, key=lambda name: (-len(name), name))[:MOST_VALUES]
+        return [(_name_term(normalize(name)),) for name in longest]
 
     def lookups_without(self, names: Collection[str]) -> Sequence[Lookup]:
         """Return the lookups without those that find one of these words; all if none is left.
@@ -97,8 +106,16 @@ def question_of(text: str, *, is_search: bool = False) -> RecallQuestion:
     is_about_agent = _TOLD_BY_AGENT.search(read) is not None
     is_about_any = is_about_agent or not _ASKING.isdisjoint(words)
     return RecallQuestion(
-        tuple(lookups[:MOST_LOOKUPS]), frozenset(words), is_about_agent if is_about_any else None
+        tuple(lookups[:MOST_LOOKUPS]),
+        frozenset(words),
+        is_about_agent if is_about_any else None,
+        names_in(text[:READ_CHARACTERS]),
     )
+
+
+def _name_term(name: str) -> Term:
+    """Return the term of a normalized name: it is an exact value, or else one word."""
+    return Term(min(exact_terms(name), default=word_term(name)))
 
 
 def _selectivity(lookup: Lookup) -> int:

@@ -34,7 +34,7 @@ WORTH_POWER: Final = 0.7
 WRITTEN_WORTH: Final = 2
 """The factor for names that the agent wrote itself, for example in arguments."""
 ASKED_WORTH: Final = 100.0
-"""A name in a query of its own is worth more than all others of a line."""
+"""A name in the question is worth more than all others of a line."""
 MESSAGE_TOKENS: Final = 10
 """About the tokens that the first line of a message needs in addition to its own."""
 
@@ -147,8 +147,9 @@ def best_lines(
 
     `marked` has the lines of messages by their ordinals, up to `newest`, and `quotable` those that
     may be yielded, the first of equals first. A name that is `known`, or in a line yielded before,
-    is worth nothing. Names in the agent's `own` messages are worth more, and names in the query
-    (`asked`) most, in every message. `sizes` are the tokens of the messages by ordinal.
+    is worth nothing. Names in the agent's `own` messages are worth more, and names in the question
+    (`asked`) most, in every message, but half as much after each line. `sizes` are the tokens of
+    the messages by ordinal.
     """
     uses: defaultdict[NameNumber, float] = defaultdict(float)
     written: set[NameNumber] = set()
@@ -185,8 +186,9 @@ def best_by_worth(
 ) -> Iterator[int]:
     """Yield the places of lines, given by their tokens and names, by their worth per token.
 
-    A name that is `known`, or in a line yielded before, is worth nothing, unless it is `asked` for.
-    Of equals, the first is yielded first. Lines without worth are not yielded.
+    A name that is `known`, or in a line yielded before, is worth nothing; one that is `asked` for
+    is worth half as much after each line. Of equals, the first is yielded first. Lines without
+    worth are not yielded.
     """
     left = {name: weight for name, weight in worth.items() if name in asked or name not in known}
 
@@ -209,5 +211,7 @@ def best_by_worth(
             heappop(ranked)
             yield place
             for name in offered[place][1]:
-                if name not in asked:
+                if name in asked:
+                    left[name] /= 2
+                else:
                     left.pop(name, None)

@@ -40,7 +40,7 @@ from turnfold.core.recall.quotes import (
     MarkedLine,
     NameNumber,
     best_lines,
-    numbers_of_names,
+    name_numbers,
 )
 from turnfold.core.recall.ranking import MOST_PLACES, rank, score, times_teller
 from turnfold.core.text.tokens import text_of
@@ -207,10 +207,11 @@ class Recall:
             Unavailable: the database cannot be read now.
         """
         share = moment.share_of_quotes
-        asked: frozenset[NameNumber] = frozenset()
+        # Steps of the turn need other names than its request has.
+        is_asked = moment.request_position == moment.until - 1
 
         def question(body_at: BodyAt) -> RecallQuestion:
-            nonlocal share, asked
+            nonlocal share, is_asked
             body = moment.request_body
             if body is None:
                 body = body_at(moment.request_position)
@@ -219,8 +220,7 @@ class Recall:
                 return question_of(request)
             if not begins_with(request, wish.query):
                 # Matches come first, then names that the turn may also need.
-                share = QUOTES_FOR_QUERY
-                asked = numbers_of_names(wish.query)
+                share, is_asked = QUOTES_FOR_QUERY, True
             return question_of(wish.query)
 
         if not moment.room:
@@ -230,7 +230,7 @@ class Recall:
                 moment.sid,
                 until=moment.until,
                 question=question,
-                choose=lambda session: _chosen(session, moment, asked),
+                choose=lambda session: _chosen(session, moment, is_asked=is_asked),
                 changes=moment.changes,
             )
             shown = moment.shown
@@ -241,8 +241,11 @@ class Recall:
         return decision
 
 
-def _chosen(session: SearchedSession, moment: RecallMoment, asked: frozenset[NameNumber]) -> Choice:
-    """Choose what to read: the best matches, then the newest while room is left; the best lines."""
+def _chosen(session: SearchedSession, moment: RecallMoment, *, is_asked: bool) -> Choice:
+    """Choose what to read: the best matches, then the newest while room is left; the best lines.
+
+    `is_asked` if lines with the names of the question come first.
+    """
     known = len(session.positions)
     if moment.least_growth:
         request = bisect_right(session.positions, moment.request_position)
@@ -257,7 +260,7 @@ def _chosen(session: SearchedSession, moment: RecallMoment, asked: frozenset[Nam
         room.take(ordinal)
         if room.share_left < LEAST_LEFT:
             break
-    lines = list(_lines(session, moment, asked)) if moment.share_of_quotes else ()
+    lines = list(_lines(session, moment, is_asked=is_asked)) if moment.share_of_quotes else ()
     return Choice(list(room.taken), lines)
 
 
@@ -308,13 +311,14 @@ def ranked(
 
 
 def _lines(
-    session: SearchedSession, moment: RecallMoment, asked: frozenset[NameNumber]
+    session: SearchedSession, moment: RecallMoment, *, is_asked: bool
 ) -> Iterator[tuple[int, MarkedLine]]:
     """Yield the best lines that the window does not show, while room is left."""
     known_names = set(moment.known_names)
     quotable: list[tuple[int, MarkedLine]] = []
     # More for a large window, which shows most of the newest itself.
-    marked = session.marked_lines(NEWEST_MESSAGES + 2 * len(moment.hidden))
+    most = NEWEST_MESSAGES + 2 * len(moment.hidden)
+    marked = session.marked_lines(most, session.question.name_lookups if is_asked else ())
     for ordinal, lines in sorted(marked.items(), reverse=True):
         position = session.positions[ordinal]
         hidden = moment.hidden.get(position, _NOTHING if position in moment.shown else _ALL)
@@ -332,7 +336,7 @@ def _lines(
         quotable=quotable,
         known=known_names,
         own=own,
-        asked=asked,
+        asked=frozenset(name_numbers(session.question.names)) if is_asked else (),
         sizes=session.tokens,
     ):
         left -= line.tokens

@@ -8,6 +8,7 @@ cached, and the last one sees the session as the first one did.
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -25,7 +26,8 @@ from sqlalchemy import (
 from turnfold.cache import LRUCache
 from turnfold.core.recall.mask_ranking import MOST_MASKED
 from turnfold.core.recall.question import RecallQuestion
-from turnfold.core.recall.quotes import MarkedLine
+from turnfold.core.recall.quotes import MarkedLine, read_marks
+from turnfold.core.text.search import Lookup
 from turnfold.messages import MESSAGES_PER_EVENT
 from turnfold.ports.recall import (
     Choice,
@@ -36,9 +38,10 @@ from turnfold.ports.recall import (
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.predicates import is_kept, of_messages, unseen
-from turnfold.store.database.schema import messages, sessions
+from turnfold.store.database.schema import marked_lines, messages, sessions
 from turnfold.store.database.statements import (
     Prepared,
+    PreparedAt,
     SupportsStatements,
     all_rows,
 )
@@ -76,6 +79,9 @@ MOST_TOKENS_INLINE = 2_000_000
 """The most tokens of a short session there: FTS5 reads all places of the words with a beginning."""
 MOST_LINES_INLINE = 1_000
 """The most marked lines that are compared there: a few large results may have 256 each."""
+
+MOST_NAMING = 64
+"""The most older messages whose lines are read because they hold a name of the question."""
 
 _session = select(
     sessions.c.revision - sessions.c.appends,
@@ -116,6 +122,14 @@ _BODY = Prepared(
     ("of_sid", "at"),
 )
 
+_MARKED_AT = PreparedAt(
+    select(marked_lines.c.position, marked_lines.c.lines).where(
+        marked_lines.c.sid == bindparam("of_sid")
+    ),
+    marked_lines.c.position,
+)
+Marked = Mapping[int, Sequence[MarkedLine]]
+"""The marked lines of messages, by ordinals."""
 Question = Callable[[Callable[[int], str]], RecallQuestion]
 """Makes a question; it is given a function that returns the body of the message at a position."""
 
@@ -250,9 +264,8 @@ class SqlRecallStore:
         )  # fmt: skip
         of_session = SessionLookups(words, order, indexed, end)
 
-        def marked_lines(most: int) -> Mapping[int, Sequence[MarkedLine]]:
-            marked = marks_before(connection, sid, order, indexed, end, most)
-            order.has_many_lines = sum(map(len, marked.values())) > MOST_LINES_INLINE
+        def marked_lines(most: int, lookups: Sequence[Lookup]) -> Marked:
+            marked = _marked_lines(connection, sid, of_session, most, lookups)
             if is_inline and order.has_many_lines:
                 raise WouldBlock
             return marked
@@ -339,6 +352,25 @@ def _add_words(
     else:
         bodies = read_bodies(connection, sid, order.positions, newest.end, end)
     newest.add(bodies, end)
+
+
+def _marked_lines(
+    connection: SupportsStatements, sid: int, found: SessionLookups, most: int,
+    lookups: Sequence[Lookup],
+) -> Marked:  # fmt: skip
+    """Return the marked lines of the newest messages, and of older ones that match a lookup."""
+    order, end = found.order, found.end
+    marked = marks_before(connection, sid, order, found.indexed, end, most)
+    if lookups and most < end:
+        first = order.positions[end - most]
+        matches = {at for at in chain.from_iterable(found.found(lookups)) if at < first}
+        older = order.ordinals(sorted(matches)[-MOST_NAMING:])
+        ordinals = {order.positions[at]: at for at in older if order.tokens[at]}
+        rows = _MARKED_AT.rows(connection, sid, list(ordinals))
+        of_older = {ordinals[position]: read_marks(lines) for position, lines in rows}
+        marked = {**of_older, **marked}
+    order.has_many_lines = sum(map(len, marked.values())) > MOST_LINES_INLINE
+    return marked
 
 
 def _body(connection: SupportsStatements, sid: int, position: int) -> str:
