@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from turnfold.bus.stream_state import lag
+from turnfold.bus.health import read_bus_health
 from turnfold.errors import Unavailable
 from turnfold.process.clock import now_ms
 from turnfold.store.database.statistics import SqlStatistics
@@ -51,17 +51,15 @@ class WorkerHealth:
             return [self.waits_for], {}
         client, receiver, probe = self.parts.client, self.parts.receiver, self.parts.probe
         missing = [] if client.is_connected else ["the bus is not connected"]
-        behind = await _in_time(lag(client, now_ms=now_ms()))
+        bus = await _in_time(read_bus_health(client))
         # Without a connection, one reason is enough.
-        if client.is_connected and behind is None:
+        if client.is_connected and bus is None:
             missing.append("the stream does not answer, or its consumer is gone")
         if receiver.idle_seconds > SILENT_SECONDS:
             missing.append("the consumer is silent")
         if probe.age_seconds > SILENT_SECONDS:
             missing.append("the database cannot be written")
-        values = (
-            {"lag_events": behind.events, "lag_seconds": round(behind.seconds, 3)} if behind else {}
-        )
+        values = {"lag_events": bus.lag_events, "lag_seconds": bus.lag_ms / 1000} if bus else {}
         ages = {
             "fetch_age_seconds": receiver.idle_seconds,
             "write_age_seconds": probe.age_seconds,
@@ -72,14 +70,13 @@ class WorkerHealth:
         """Update the gauges from the bus and the database; one without a reply keeps its value."""
         if self.parts is None:
             return
-        (missing, _), behind, depths = await asyncio.gather(
+        (missing, values), depths = await asyncio.gather(
             self.readiness(),
-            _in_time(lag(self.parts.client, now_ms=now_ms())),
             _in_time(self.parts.statistics.waiting(now_ms=now_ms())),
         )
         metrics.is_ready.set(not missing)
-        if behind is not None:
-            metrics.lags(behind)
+        if "lag_events" in values:
+            metrics.lags(events=values["lag_events"], seconds=values["lag_seconds"])
         if depths is not None:
             metrics.waits(depths)
 

@@ -4,7 +4,6 @@ from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from turnfold.bus.stream_state import Lag
 from turnfold.observability.metrics import ProcessMetrics
 from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack
 from turnfold.ports.ingest import IngestResult
@@ -149,10 +148,10 @@ class WorkerMetrics(ProcessMetrics):
         self._model_tokens.labels(draft.model, "completion").inc(draft.completion_tokens or 0)
         self._cost.labels(draft.model).inc(draft.cost or 0.0)
 
-    def lags(self, lag: Lag) -> None:
+    def lags(self, *, events: int, seconds: float) -> None:
         """Set the lag of the workers."""
-        self._lag_events.set(lag.events)
-        self._lag_seconds.set(lag.seconds)
+        self._lag_events.set(events)
+        self._lag_seconds.set(seconds)
 
     def waits(self, depths: QueueDepths) -> None:
         """Set the lengths of the queues in the database."""

@@ -1,4 +1,4 @@
-"""The state of the event stream and its consumer, for operators."""
+"""The state of the event stream and its consumer, for operators and health checks."""
 
 import asyncio
 import json
@@ -32,6 +32,17 @@ class BusHealth:
     in_hand: int
     asking: int
     oldest_ms: int | None
+
+    @property
+    def lag_events(self) -> int:
+        """The number of events that are not stored yet."""
+        return self.waiting + self.in_hand
+
+    @property
+    def lag_ms(self) -> int:
+        """The time for which the oldest of them has waited."""
+        # None of them is left if all were erased.
+        return 0 if self.oldest_ms is None else max(0, self.clock_ms - self.oldest_ms)
 
 
 async def read_bus_health(client: Client) -> BusHealth:

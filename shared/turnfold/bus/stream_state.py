@@ -1,4 +1,4 @@
-"""The state of the event stream: its sequences, its events, and the lag of the workers."""
+"""The state of the event stream: its sequences and its events."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,6 @@ from turnfold.messages import SessionKey
 
 READ_BYTES = 32 * 1024 * 1024
 READ_SECONDS = 5.0
-LAG_SECONDS = 2.0
 
 
 async def last_sequence(client: Client) -> int:
@@ -138,29 +137,3 @@ async def read_events(
     finally:
         with contextlib.suppress(nats.errors.Error):
             await subscription.unsubscribe()
-
-
-class Lag(NamedTuple):
-    """The number of events that are not stored yet, and the age of the oldest in seconds."""
-
-    events: int = 0
-    seconds: float = 0.0
-
-
-async def lag(client: Client, *, now_ms: int) -> Lag:
-    """Return how far the workers are behind the stream.
-
-    Raises:
-        Unavailable: the server does not reply, or the consumer was deleted.
-    """
-    with asking():
-        jetstream = client.jetstream(timeout=LAG_SECONDS)
-        consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
-        events = (consumer.num_pending or 0) + (consumer.num_ack_pending or 0)
-        if not events:
-            return Lag()
-        floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
-        held = await find_event(client, seconds=LAG_SECONDS, seq=floor + 1, next_by_subj=">")
-        # None if all of them were erased.
-        oldest_ms = now_ms if held is None else time_ms(held["message"]["time"])
-        return Lag(events, max(0, now_ms - oldest_ms) / 1000)

@@ -107,13 +107,12 @@ def of_lag(bus: "BusHealth", *, has_writer: bool | None) -> Finding:
             f"no worker fetches events; {lag}",
             "start `turnfold worker`, or read its log",
         )
-    behind_ms = 0 if bus.oldest_ms is None else bus.clock_ms - bus.oldest_ms
-    if behind_ms > LAG_MS:
+    if bus.lag_ms > LAG_MS:
         advice = "read the log of the worker; on PostgreSQL start more workers"
         return Finding(
             "worker",
             "warning",
-            f"the oldest event has waited for {behind_ms / 1000:,.0f} s; {lag}",
+            f"the oldest event has waited for {bus.lag_ms / 1000:,.0f} s; {lag}",
             advice,
         )
     return Finding("worker", "ok", f"fetches events; {lag}")
