@@ -10,8 +10,22 @@ from tests.histories import assistant, counter, history, tool, user
 from turnfold.core.window.digest.open_round import OpenRoundCalls
 from turnfold.core.window.views import BlockView, RoundView
 
-COMMANDS = ["ls", "(a)", ")b", "defun x", "笑", '"q"', "12 34", "$(x)", "a\nb", "f;", "…", "x" * 90]
-COMMANDS += [f"{'/srv/__ab1/C' * 6}/{name}" for name in ("a.py", "漢字", "__x", "defun", "...")]
+PATHS = [f"{'/srv/__ab1/C' * 6}/{name}" for name in ("a.py", "漢字", "__x", "defun", "...")]
+COMMANDS = [
+    "ls",
+    "(a)",
+    ")b",
+    "defun x",
+    "笑",
+    '"q"',
+    "12 34",
+    "$(x)",
+    "a\nb",
+    "f;",
+    "…",
+    "x" * 90,
+    *PATHS,
+]
 TOOLS = [
     "bash",
     "mcp__sand_box__run",
