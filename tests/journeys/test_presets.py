@@ -171,7 +171,7 @@ async def test_a_selective_session_lets_go_only_what_its_summary_speaks_for(
     kept = await summarised(busy)
     named, request = (str(message["content"]) for message in kept.messages[:2])
     assert request == "Look everywhere."
-    assert 'for the request "Look everywhere.": look x15' in named
+    assert 'for the request "Look everywhere.", by tool: look ×15' in named
     assert sum(message["role"] == "tool" for message in kept.messages) == 5
 
 
