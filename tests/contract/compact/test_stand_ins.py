@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.contract.compact.versions import (
+    OTHER,
     claimed,
     compaction_of,
     ids,
@@ -327,3 +328,36 @@ async def test_an_outage_counts_as_one_failure_however_often_a_stand_in_is_tried
     job = await claimed(stores, due_ms)
     await stores.jobs.commit(job, summary("written"), reason=None, now_ms=due_ms)
     assert (await stores.inspections.totals(None)).compactions_failed == 0
+
+
+@pytest.mark.proves("S7", "V1")
+async def test_only_another_stand_in_of_its_session_takes_the_place_of_a_failed_one(
+    stores: Stores,
+) -> None:
+    async def fail_all(now_ms: int) -> None:
+        for job in await stores.claim(now_ms):
+            await stores.jobs.fail(
+                job, ending=JobStatus.FAILED, reason="refused", detail="no", now_ms=now_ms
+            )
+
+    # An eviction fails before the stand-in of one session, and one after that of the other, whose
+    # compactions have smaller numbers.
+    await stores.ingest(*turns(10, 7, key=OTHER))
+    await fail_all(NOON + 1_000)
+    await stores.ingest(*turns(20, 7, key=OTHER), *turns(30, 7))
+    for job in await stores.claim(NOON + 2_000):
+        draft = summary("picked", kind="extractive")
+        await stores.jobs.commit(job, draft, reason="timeout", now_ms=NOON + 2_000)
+    await fail_all(NOON + 2_000 + COOLDOWN_MS)
+    await stores.ingest(*turns(40, 7))
+    await fail_all(NOON + 3_000 + COOLDOWN_MS)
+
+    listed = await stores.inspections.compactions("failed", agent_ids=None, limit=9)
+
+    assert sorted((row.session_id, row.ordinal, row.trigger) for row in listed) == [
+        ("s-1", 2, "stand_in"),
+        ("s-1", 4, "messages"),
+        ("s-2", 1, "messages"),
+        ("s-2", 3, "stand_in"),
+    ]
+    assert (await stores.inspections.totals(None)).compactions_failed == len(listed)
