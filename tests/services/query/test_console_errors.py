@@ -195,7 +195,8 @@ async def test_a_window_and_a_comparison_say_how_many_messages_they_list(tmp_pat
 
     assert "The newest 3 of" not in window_then
     assert "The newest 150 of 208 messages." in window_now
-    assert "The newest 1,000 of 1,010 messages." in long_window
+    before_the_list, *_ = long_window.partition("<details")
+    assert "The newest 1,000 of 1,010 messages." in before_the_list
     assert "The newest 200; there may be more." in cut
     assert "there may be more" not in whole
 
