@@ -309,7 +309,7 @@ def compact(agent: Agent, session: SessionName, as_json: AsOneJson = False) -> N
 
 async def _compact(system: System, agent: str, session: str) -> str | int | None:
     async with changing(system) as client, existing_session(client, agent, session) as chosen:
-        # The request itself creates a session that is unknown.
+        # The request itself answers null for a session that is unknown.
         await chosen.status()
         return await chosen.compact()
 
