@@ -13,7 +13,7 @@ from turnfold.access.refusals import retry_after
 from turnfold.contracts.answers.reading import read_answer, request_name
 from turnfold.contracts.history_requests import PopRequest
 from turnfold.contracts.json_values import json_object
-from turnfold.contracts.reading import read_query
+from turnfold.contracts.reading import check_values, read_query
 from turnfold.contracts.requests import (
     AgentEraseRequest,
     CampaignRequest,
@@ -85,10 +85,11 @@ def add_fields(body: bytes, path_fields: dict[str, Any]) -> bytes:
     """Add the fields that the path names to a JSON body.
 
     Raises:
-        BadRequest: the body is not a JSON object.
+        BadRequest: the body is not a JSON object, or has too many values.
     """
     if not path_fields:
         return body
+    check_values(body)
     body_json = json_object(body or b"{}")
     if body_json is None:
         raise BadRequest("the request body must be a JSON object")

@@ -49,6 +49,16 @@ _ABOUT_INPUT = re.compile(r"^[A-Z]\w+ should\b")
 _ABOUT_PARSING = re.compile(r"^Value error, |, unable to parse string as an? \w+$")
 
 
+def check_values(body: bytes) -> None:
+    """Check how many values the JSON of a request has, before it is parsed.
+
+    Raises:
+        BadRequest: they are more than any request needs.
+    """
+    if most_values(body) > MOST_VALUES and most_values(_STRING.sub(b"", body)) > MOST_VALUES:
+        raise BadRequest(f"a request may have at most {MOST_VALUES:,} values")
+
+
 def read_request(shape: type[Shape], body: bytes) -> Shape:
     """Read the JSON of a request; an empty body means `{}`.
 
@@ -59,8 +69,7 @@ def read_request(shape: type[Shape], body: bytes) -> Shape:
         BadRequest: the request is invalid. The text names the first invalid field, never its
             value.
     """
-    if most_values(body) > MOST_VALUES and most_values(_STRING.sub(b"", body)) > MOST_VALUES:
-        raise BadRequest(f"a request may have at most {MOST_VALUES:,} values")
+    check_values(body)
     try:
         return shape.model_validate_json(body or b"{}", strict=True)
     except ValidationError as error:
