@@ -46,6 +46,7 @@ from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import count_message, lines_of, path_in
 from turnfold.core.text.values import values_in
 from turnfold.core.text.words import exact_terms, normalize, runs, terms
+from turnfold.core.window.digest.earlier_messages import ToldText
 from turnfold.core.window.forms import TextCut
 from turnfold.core.window.framing import (
     Placement,
@@ -439,7 +440,19 @@ def _commands_in(text: str) -> object:
     return list(commands_of("bash", json.dumps({"command": text})))
 
 
+def _values_in_names(size: int) -> Callable[[], object]:
+    paths = [f"/srv/part_{number}.py" for number in range(size)]
+    text = " · ".join(paths)
+
+    def sought() -> object:
+        told = ToldText(text)
+        return [path in told for path in paths]
+
+    return sought
+
+
 KNOWN_TEXTS: Final = (
+    Case("exact values that stand in names of calls", _values_in_names, 1 << 13),
     _text_case("quotes of a command that are not closed", _commands_in, '\\"', copies=8),
     _text_case(
         "tags that are not closed",

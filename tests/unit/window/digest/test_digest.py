@@ -25,7 +25,12 @@ from tests.histories import (
 from turnfold.core.history.gist import Item
 from turnfold.core.policy.presets import PRESETS, Mode, Policy
 from turnfold.core.window.digest.digest import WindowDigest
-from turnfold.core.window.digest.earlier_messages import first_within, newest_within, shares
+from turnfold.core.window.digest.earlier_messages import (
+    ToldText,
+    first_within,
+    newest_within,
+    shares,
+)
 from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.views import BlockView, RoundView
 from turnfold.core.window.window import WindowPlan, WindowRequest
@@ -435,6 +440,28 @@ def test_an_eviction_that_begins_in_the_running_turn_has_its_calls_named_once(
     assert made.account.pending_digested == 18 + len(older)
     assert len(made.digest.compaction_ids) == len(older) / 2
     assert [made.digest.text.count(path) for path in PATHS[:9]] == [1] * 9
+
+
+@pytest.mark.proves("W10", "S11")
+@pytest.mark.parametrize(
+    ("value", "is_told"),
+    [
+        ("src/app.py", True),
+        ("app.py", False),
+        ("https://a.b/c?d=1", True),
+        ("port 80", False),
+        ("v1.2", False),
+        ("v1.2.3", True),
+        ("1.2 MB", True),
+        ("2 MB", False),
+    ],
+)
+def test_a_value_is_told_by_a_name_that_holds_it_and_not_by_a_longer_one(
+    value: str, *, is_told: bool
+) -> None:
+    text = "read(src/app.py · https://a.b/c?d=1), bash(ssh port 8080 · tag v1.2.3. · head 1.2 MB)"
+
+    assert (value in ToldText(text)) is is_told
 
 
 @pytest.mark.proves("P1", "W9")
