@@ -16,7 +16,7 @@ from turnfold.contracts.reading import (
 )
 from turnfold.contracts.subjects import id_fault, key_of_subject
 from turnfold.core.history.priority import classify
-from turnfold.core.recall.quotes import mark_lines
+from turnfold.core.recall.quotes import ASKED_WORTH, best_by_worth, mark_lines
 from turnfold.core.recovery.overflow import overflow_in_text
 from turnfold.core.shapes.blocks import answer_blocks, content_blocks
 from turnfold.core.summary.carry_over import carry_over
@@ -440,6 +440,11 @@ def _commands_in(text: str) -> object:
     return list(commands_of("bash", json.dumps({"command": text})))
 
 
+def _lines_of_a_name(size: int) -> Callable[[], object]:
+    offered = [(9.0, (0,))] * size
+    return lambda: list(best_by_worth(offered, {0: ASKED_WORTH}, (), (0,)))
+
+
 def _values_in_names(size: int) -> Callable[[], object]:
     paths = [f"/srv/part_{number}.py" for number in range(size)]
     text = " · ".join(paths)
@@ -452,6 +457,7 @@ def _values_in_names(size: int) -> Callable[[], object]:
 
 
 KNOWN_TEXTS: Final = (
+    Case("lines with one name that is asked for", _lines_of_a_name, 1 << 13, first=512),
     Case("exact values that stand in names of calls", _values_in_names, 1 << 13),
     _text_case("quotes of a command that are not closed", _commands_in, '\\"', copies=8),
     _text_case(

@@ -35,6 +35,10 @@ WRITTEN_WORTH: Final = 2
 """The factor for names that the agent wrote itself, for example in arguments."""
 ASKED_WORTH: Final = 100.0
 """A name in the question is worth more than all others of a line."""
+MOST_REVALUED: Final = 10_000
+"""After so many values, such names keep theirs: each change has all lines with one valued again."""
+LEAST_LINE_BYTES: Final = 16
+"""The least bytes that a marked line takes, with one name."""
 MESSAGE_TOKENS: Final = 10
 """About the tokens that the first line of a message needs in addition to its own."""
 
@@ -187,8 +191,8 @@ def best_by_worth(
     """Yield the places of lines, given by their tokens and names, by their worth per token.
 
     A name that is `known`, or in a line yielded before, is worth nothing; one that is `asked` for
-    is worth half as much after each line. Of equals, the first is yielded first. Lines without
-    worth are not yielded.
+    is worth half as much after each line, until `MOST_REVALUED`. Of equals, the first is yielded
+    first. Lines without worth are not yielded.
     """
     left = {name: weight for name, weight in worth.items() if name in asked or name not in known}
 
@@ -199,6 +203,7 @@ def best_by_worth(
     # Worth only falls as names are quoted, so a line is valued again only when it comes first.
     ranked = [(-worth_now, place) for place in range(len(offered)) if (worth_now := gain(place))]
     heapify(ranked)
+    revalued = 0
     while ranked:
         promised, place = ranked[0]
         worth_now = gain(place)
@@ -207,11 +212,12 @@ def best_by_worth(
         elif -worth_now > promised:
             # Another line has quoted some of its names meanwhile.
             heapreplace(ranked, (-worth_now, place))
+            revalued += 1
         else:
             heappop(ranked)
             yield place
             for name in offered[place][1]:
-                if name in asked:
-                    left[name] /= 2
-                else:
+                if name not in asked:
                     left.pop(name, None)
+                elif revalued < MOST_REVALUED:
+                    left[name] /= 2
