@@ -7,6 +7,7 @@ import pytest
 
 from tests.store_fixtures import KEY, Stores, new_sqlite, sql_stores, turn, user
 from turnfold.core.recall.question import question_of
+from turnfold.core.recall.quotes import MarkedLine, read_marks
 from turnfold.ports.recall import Choice, SearchedSession
 from turnfold.store.database import inline_reader
 from turnfold.store.database.inline_reader import INLINE_CHARACTERS
@@ -64,6 +65,43 @@ async def test_large_messages_are_recalled_in_a_thread_and_small_ones_are_not(
 
     # A choice of messages is only known to be large once it was made.
     assert found == ([True, False, True, False] if reads == "messages" else [False, False])
+
+
+@pytest.mark.proves("X6", "F2")
+async def test_many_lines_of_older_messages_are_read_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inline_reader, "SLOW_SECONDS", 600.0)
+    here: list[bool] = []
+
+    def read(lines: bytes) -> list[MarkedLine]:
+        here.append(current_thread() is main_thread())
+        return read_marks(lines)
+
+    monkeypatch.setattr(recall, "read_marks", read)
+    async with sql_stores(new_sqlite(tmp_path)) as stores:
+        for seq in range(1, 9):
+            lines = "\n".join(f"amber_shelf of_{seq}_{at}" for at in range(MOST_LINES_INLINE // 5))
+            await stores.ingest(turn(seq, user(lines)))
+        await stores.ingest(turn(9, *[user("Go on.")] * 10))
+        while await stores.index.index_some():
+            pass
+        facts = await stores.facts(KEY)
+        assert facts.session is not None
+
+        def choose(session: SearchedSession) -> Choice:
+            assert len(session.marked_lines(10, session.question.name_lookups)) == 8
+            return Choice(())
+
+        for _ in range(2):
+            await stores.recall.recall(
+                facts.session.sid,
+                until=ALL,
+                question=lambda _: question_of("amber_shelf"),
+                choose=choose,
+            )
+
+    assert here == [False] * 16
 
 
 @pytest.mark.proves("X6", "F2", "L8")

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from turnfold.cache import LRUCache
 from turnfold.core.recall.mask_ranking import MOST_MASKED
 from turnfold.core.recall.question import RecallQuestion
-from turnfold.core.recall.quotes import MarkedLine, read_marks
+from turnfold.core.recall.quotes import LEAST_LINE_BYTES, MarkedLine, read_marks
 from turnfold.core.text.search import Lookup
 from turnfold.messages import MESSAGES_PER_EVENT
 from turnfold.ports.recall import (
@@ -265,10 +265,7 @@ class SqlRecallStore:
         of_session = SessionLookups(words, order, indexed, end)
 
         def marked_lines(most: int, lookups: Sequence[Lookup]) -> Marked:
-            marked = _marked_lines(connection, sid, of_session, most, lookups)
-            if is_inline and order.has_many_lines:
-                raise WouldBlock
-            return marked
+            return _marked_lines(connection, sid, of_session, most, lookups, is_inline=is_inline)
 
         state = None if first.revision is None else (first.revision, unindexed_from)
         stored = StoredMessages(connection, sid, few if is_inline else all_rows, state)
@@ -356,21 +353,29 @@ def _add_words(
 
 def _marked_lines(
     connection: SupportsStatements, sid: int, found: SessionLookups, most: int,
-    lookups: Sequence[Lookup],
+    lookups: Sequence[Lookup], *, is_inline: bool,
 ) -> Marked:  # fmt: skip
-    """Return the marked lines of the newest messages, and of older ones that match a lookup."""
+    """Return the marked lines of the newest messages, and of older ones that match a lookup.
+
+    Raises:
+        WouldBlock: they are too many for the event loop's thread.
+    """
     order, end = found.order, found.end
     marked = marks_before(connection, sid, order, found.indexed, end, most)
+    stored: dict[int, bytes] = {}
     if lookups and most < end:
         first = order.positions[end - most]
         matches = {at for at in chain.from_iterable(found.found(lookups)) if at < first}
         older = order.ordinals(sorted(matches)[-MOST_NAMING:])
         ordinals = {order.positions[at]: at for at in older if order.tokens[at]}
         rows = _MARKED_AT.rows(connection, sid, list(ordinals))
-        of_older = {ordinals[position]: read_marks(lines) for position, lines in rows}
-        marked = {**of_older, **marked}
-    order.has_many_lines = sum(map(len, marked.values())) > MOST_LINES_INLINE
-    return marked
+        stored = {ordinals[position]: lines for position, lines in rows}
+    # By their bytes, because reading the lines takes long, too.
+    of_older = sum(map(len, stored.values())) // LEAST_LINE_BYTES
+    order.has_many_lines = of_older + sum(map(len, marked.values())) > MOST_LINES_INLINE
+    if is_inline and order.has_many_lines:
+        raise WouldBlock
+    return {**{at: read_marks(lines) for at, lines in stored.items()}, **marked}
 
 
 def _body(connection: SupportsStatements, sid: int, position: int) -> str:
