@@ -26,6 +26,8 @@ from tests.property.ladder_reference import (
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import lines_of
 from turnfold.core.window.builder import WindowBuilder
+from turnfold.core.window.digest.digest import OWN_SHARES
+from turnfold.core.window.digest.earlier_messages import COUNT_TOKENS
 from turnfold.core.window.forms import (
     LEAST_ARGUMENTS_TOKENS,
     MARK_CHARACTERS,
@@ -410,10 +412,9 @@ def test_what_is_pending_becomes_its_digest_as_the_reference_says(
         if block in pending
         or (block.in_round.request in asked & set(pending) and not window.is_protected(block))
     ]
-    cost = (
-        sum(digest_tokens(row.digest_tokens) for row in window.prefix.pending.values())
-        + DIGEST_FRAME_TOKENS
-    )
+    own = sum(digest_tokens(row.digest_tokens) for row in window.prefix.pending.values())
+    has_room = own <= OWN_SHARES * int(window.policy.digest_ratio * window.limits.tokens)
+    cost = DIGEST_FRAME_TOKENS + (own if has_room else COUNT_TOKENS)
     freed = sum(block.tokens for block in leaving)
     is_due = window.total > target and sum(block.tokens for block in pending) > cost
     total = window.total

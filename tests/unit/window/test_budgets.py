@@ -11,6 +11,7 @@ from tests.histories import (
     assistant,
     counted,
     history,
+    instruction,
     parsed,
     plan,
     system,
@@ -189,6 +190,25 @@ def test_in_a_small_budget_summary_recall_and_the_newest_messages_each_have_a_sh
     assert shown(tight)[-3:] == shown(recalling)[-3:] == ["e23#0", "e24#0", "e25#0"]
     # The rest is left to the block of recalled messages.
     assert recalling.tokens <= 0.6 * 2_000
+
+
+@pytest.mark.proves("W1", "L7", "C75")
+@pytest.mark.parametrize(("rounds", "size", "newest"), [(7, 20, 3), (20, 20, 3), (3, 40, 2)])
+def test_beside_the_digest_of_an_eviction_a_larger_budget_shows_no_fewer_messages(
+    rounds: int, size: int, newest: int
+) -> None:
+    old = [Said(one, is_pending=True) for one in (user(words(60)), assistant(words(60)))] * 6
+    live = [user(words(size)), assistant(words(size))] * rounds
+    session = history([*old, *live, instruction("Be brief.")])
+    pending = (replace(session.stored.pending[0], digest_tokens=300),)
+    session = replace(session, stored=replace(session.stored, pending=pending))
+
+    windows = [asked_of(session, budget, FIRST_FIT) for budget in range(300, 3_001, 10)]
+
+    numbers = [len(made.entries) for made in windows]
+    assert numbers == sorted(numbers)
+    everything = shown(windows[-1])
+    assert all(shown(made)[-newest:] == everything[-newest:] for made in windows)
 
 
 @pytest.mark.proves("W2", "T1", "C14")

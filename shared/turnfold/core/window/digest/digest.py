@@ -25,8 +25,9 @@ LEAST_TOKENS: Final = 120
 MOST_TOKENS: Final = 1_200
 OWN_SHARES: Final = 3
 """The compactions' own digests together take at most this many shares of the digest."""
-NAMES_RATIO: Final = 0.27
-"""The share of the budget that the calls of the open round take at most."""
+MOST_RATIO: Final = 0.27
+"""The share of the budget that each part of the digest takes at most: the calls of the open round,
+the compactions' own digests, and the earlier messages."""
 
 
 class DigestForm(IntEnum):
@@ -82,11 +83,11 @@ class WindowDigest:
         self._compactions = dict(compactions)
         self._told_compactions: set[CompactionId] = set()
         self._told_tokens = 0
-        room = max(LEAST_TOKENS, min(MOST_TOKENS, int(ratio * budget_tokens)))
-        self._told_room = min(MOST_TOKENS, OWN_SHARES * room)
-        self._earlier = EarlierMessages(room)
+        share, self._names_room = int(ratio * budget_tokens), int(MOST_RATIO * budget_tokens)
+        most = min(MOST_TOKENS, self._names_room)
+        self._told_room = min(most, OWN_SHARES * share)
+        self._earlier = EarlierMessages(min(most, max(LEAST_TOKENS, share)))
         self._named: OpenRoundCalls | None = None
-        self._names_room = int(NAMES_RATIO * budget_tokens)
         self._text: DigestText | None = None
 
     def begin_trim(self, open_round: RoundView) -> None:
@@ -140,11 +141,12 @@ class WindowDigest:
         self._has_changed()
 
     def cost_of(self, compaction: PendingDigest) -> int:
-        """Return the tokens that the digest of a compaction would add to the window."""
-        is_told = compaction.compaction_id in self._told_compactions
-        tokens = self._cost_of_own(compaction)
-        if is_told or not tokens or self.form is not DigestForm.FULL:
+        """Return the tokens that leaving out a compaction adds to the digest, at least."""
+        if compaction.compaction_id in self._told_compactions:
             return 0
+        tokens = self._cost_of_own(compaction)
+        if not tokens or self.form is not DigestForm.FULL:
+            return self.first_cost
         return tokens + (0 if self.size else DIGEST_FRAME_TOKENS)
 
     @property
