@@ -19,6 +19,7 @@ from tests.histories import (
     user,
     words,
 )
+from tests.shaped import shaped_session
 from tests.unit.window.windows import (
     BALANCED,
     FIRST_FIT,
@@ -30,8 +31,9 @@ from tests.unit.window.windows import (
 )
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.framing import Placement, SummaryForm
-from turnfold.core.window.window import WindowRequest, budget_of
+from turnfold.core.window.window import WindowPlan, WindowRequest, budget_of
 from turnfold.errors import CannotFit
+from turnfold.messages import Shape
 
 
 @pytest.mark.proves("L6", "C13")
@@ -56,6 +58,41 @@ def test_a_refusal_names_what_exactly_suffices(factor: float, *, is_emergency: b
     assert asked_of(session, needed, is_emergency=is_emergency).tokens <= needed
     with pytest.raises(CannotFit):
         asked_of(session, needed - 1, is_emergency=is_emergency)
+
+
+@pytest.mark.proves("L6", "C13", "C76")
+@pytest.mark.parametrize("is_emergency", [False, True])
+@pytest.mark.parametrize("before", [[], [{"type": "message", "role": "assistant", "content": "I"}]])
+def test_reasoning_of_an_unseen_call_that_does_not_fit_is_refused_and_never_left_out(
+    before: list[dict[str, Any]], *, is_emergency: bool
+) -> None:
+    """It begins its response, or is joined to its text."""
+    reasoning = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": words(2_000)}
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": words(900)}
+    stored = shaped_session(
+        [
+            ("responses", [user(words(90)), {**reasoning, "encrypted_content": "a"}, call]),
+            ("responses", [user("go"), *before, reasoning, call, result]),
+        ]
+    ).stored
+
+    def window(budget: int) -> WindowPlan:
+        asked = WindowRequest(
+            budget_tokens=budget, is_emergency=is_emergency, shape=Shape.RESPONSES
+        )
+        return plan(stored, asked, BALANCED)
+
+    with pytest.raises(CannotFit) as refused:
+        window(100)
+
+    needed = refused.value.needed_tokens
+    assert needed is not None
+    with pytest.raises(CannotFit, match=f" {needed} tokens"):
+        window(needed - 1)
+    windows = {budget: window(budget) for budget in range(needed, 2 * needed, 50)}
+    assert all(made.tokens <= budget for budget, made in windows.items())
+    assert all("e2#0" in shown(made) for made in windows.values())
 
 
 @pytest.mark.proves("L6", "C13")
