@@ -54,6 +54,7 @@ from turnfold.core.window.ladder import (
     trim_for_emergency,
     trim_large_results,
 )
+from turnfold.core.window.protected import drop_excessive_reasoning
 from turnfold.core.window.views import BlockView
 from turnfold.messages import Message, Role
 
@@ -435,6 +436,7 @@ def test_an_emergency_gives_up_as_the_reference_says(session: History, share: fl
     window, _ = grown(
         session, share, replace(POLICY, arguments_max_tokens=500, result_max_tokens=600)
     )
+    drop_excessive_reasoning(window)
     limit, free = (
         window.limits.tokens,
         [block for block in window.blocks if not window.is_protected(block)],
