@@ -8,7 +8,8 @@ from itertools import chain, islice
 from typing import Final
 
 from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS, KINDS, SIMILAR_WORDS
-from turnfold.core.recall.word_forms import LEAST_PREFIX, short_forms, stem_of
+from turnfold.core.recall.function_words import COMMON_CHARACTERS, HOMOGRAPHS, OTHER_FUNCTION_WORDS
+from turnfold.core.recall.word_forms import LEAST_PREFIX, beginnings_of, short_forms, stem_of
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.names import names_in
 from turnfold.core.text.search import Lookup, Term, terms_of
@@ -42,6 +43,7 @@ _TOLD_BY_AGENT: Final = re.compile(
     r"\b(?:did|have) you\b|\byou(?:['’]ve)? (?:\w+[^e\W]ed|gave|said|told)\b"
 )
 """Such as `did you recommend` and `you suggested`, but not `you need`."""
+_FUNCTION_WORDS: Final = FUNCTION_WORDS | OTHER_FUNCTION_WORDS | HOMOGRAPHS
 _DIGIT: Final = re.compile(r"\d")
 
 
@@ -88,7 +90,7 @@ def question_of(text: str, *, is_search: bool = False) -> RecallQuestion:
     """Return the lookups of a text: exact values first, then words by all their forms.
 
     If a text has many words, the most selective are looked up.
-    English function words are not: a short message of such words alone would outrank an answer.
+    Function words are not: a short message of such words alone would outrank an answer.
     They are looked up only in a search that asks for nothing else.
     """
     read = normalize(text[:READ_CHARACTERS])
@@ -96,8 +98,7 @@ def question_of(text: str, *, is_search: bool = False) -> RecallQuestion:
     # Sorted, because the order of a set differs between processes, and every server must choose
     # the same values.
     values = sorted(exact_terms(read))[:MOST_VALUES]
-    content = [word for word in words if word not in FUNCTION_WORDS]
-    forms = dict.fromkeys(form for word in content for form in _forms(word))
+    forms = dict.fromkeys(chain.from_iterable(_forms_of_each(words)))
     longest = sorted(forms, key=_selectivity, reverse=True)
     # Values come first: if there are too many lookups, the last ones are left out.
     lookups = [(Term(value),) for value in values] + longest
@@ -113,14 +114,39 @@ def question_of(text: str, *, is_search: bool = False) -> RecallQuestion:
     )
 
 
+def _forms_of_each(words: Collection[str]) -> Iterator[Sequence[Lookup]]:
+    """Return the lookups of each of the words but function words, by the rules of its language."""
+    if _is_other_language(words):
+        return (_other_forms(word) for word in words if word not in _FUNCTION_WORDS)
+    return (_forms(word) for word in words if word not in FUNCTION_WORDS)
+
+
+def _is_other_language(words: Collection[str]) -> bool:
+    """Return whether words are rather those of another language than English.
+
+    One word of a short query may be a name, such as `MIT`, unless it has other letters.
+    """
+    other_letters = sum(not word.isascii() for word in words)
+    other = other_letters + sum(word in OTHER_FUNCTION_WORDS for word in words)
+    english = sum(word in FUNCTION_WORDS for word in words)
+    return other > max(english, not other_letters)
+
+
 def _name_term(name: str) -> Term:
     """Return the term of a normalized name: it is an exact value, or else one word."""
     return Term(min(exact_terms(name), default=word_term(name)))
 
 
 def _selectivity(lookup: Lookup) -> int:
-    """Return the length of the longest term: a longer one is rarer, a beginning is less rare."""
-    return max([len(term.text) + (not term.is_prefix) for term in lookup])
+    """Return the length of the longest term: a longer one is rarer, a beginning is less rare.
+
+    All pairs of CJK characters are equally long, so common characters do not count.
+    """
+    return max([len(term.text) - _common_in(term.text) + (not term.is_prefix) for term in lookup])
+
+
+def _common_in(text: str) -> int:
+    return 0 if text.isascii() else sum(map(COMMON_CHARACTERS.__contains__, text))
 
 
 def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]:
@@ -162,7 +188,7 @@ def _topic_stem(word: str) -> str | None:
     """
     if (
         not LEAST_PREFIX <= len(word) <= WORD_CHARACTERS
-        or word in FUNCTION_WORDS
+        or word in _FUNCTION_WORDS
         or _DIGIT.search(word)
         or is_cjk(word[0])
     ):
@@ -178,6 +204,18 @@ def _forms(word: str) -> tuple[Lookup, ...]:
     Cached, because words recur between questions.
     """
     return tuple(_each_form(word))
+
+
+@cached_text(4_096)
+def _other_forms(word: str) -> tuple[Lookup, ...]:
+    """Return the lookups of a word of another language than English."""
+    if is_cjk(word[0]):
+        return tuple(
+            lookup for lookup in _forms(word) if lookup[0].text[1:] not in OTHER_FUNCTION_WORDS
+        )
+    if len(word) > WORD_CHARACTERS or _DIGIT.search(word) or not (begins := beginnings_of(word)):
+        return _forms(word)
+    return (tuple(Term(word_term(beginning), is_prefix=True) for beginning in begins),)
 
 
 def _each_form(word: str) -> Iterator[Lookup]:

@@ -1,6 +1,7 @@
-"""Find the forms of English words: by the beginning they share, or if it is short, one by one."""
+"""Find the forms of words: by the beginning they share, or if it is short, one by one."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from turnfold.core.text.caches import cached_text
@@ -16,6 +17,12 @@ _DERIVATIONS: Final = (
 _NO_ENDINGS: Final = ("ss", "eed")
 """A word that ends so has none of these endings, such as `class` and `speed`."""
 _VOWELS: Final = frozenset("aeiou")
+
+ARABIC_PREFIX: Final = 3
+_ARABIC: Final = re.compile(r"[\u0621-\u06ff]")
+_ARTICLE: Final = re.compile(r"^(?:[وفبك]?ال|لل)(?=..)")
+_PARTICLES: Final = ("", "و", "ب", "ل", "ال", "وال", "بال", "لل")
+"""What may stand before an Arabic word, without a space: and, with, for, the."""
 
 
 @cached_text(4_096)
@@ -35,6 +42,23 @@ def stem_of(word: str) -> str:
     stem = _trimmed(word.removesuffix(_ending_of(word, _DERIVATIONS)))
     # `letter` is not a form of `let`.
     return stem if len(stem) >= LEAST_PREFIX else _trimmed(word)
+
+
+def beginnings_of(word: str) -> list[str]:
+    """Return beginnings that forms of a word share in another language; none if it is short.
+
+    Arabic words have particles in front, and most have a root of three letters.
+    """
+    least = LEAST_PREFIX
+    particles: Sequence[str] = ("",)
+    if _ARABIC.match(word):
+        least, particles = ARABIC_PREFIX, _PARTICLES
+        word = _ARTICLE.sub("", word)
+    if len(word) < least:
+        return []
+    # Endings follow each other, so a long word may have many.
+    stem = word[: max(least, min(6, len(word) - 2, len(word) // 2 + 1))]
+    return [f"{particle}{stem}" for particle in particles]
 
 
 def _ending_of(word: str, endings: Iterable[tuple[str, int]]) -> str:
