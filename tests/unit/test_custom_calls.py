@@ -10,7 +10,8 @@ from tests.shaped import shaped_session
 from turnfold.core.history.gist import named_calls
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
-from turnfold.core.recall.block import RecalledMessage, RecallMaterial, write_block
+from turnfold.core.recall.block import write_block
+from turnfold.core.recall.material import RecalledMessage, RecallMaterial
 from turnfold.core.recovery.compressor import LadderCompressor
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.tool_calls.actions import file_changes

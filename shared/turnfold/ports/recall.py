@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from turnfold.core.recall.block import RecallMaterial
 from turnfold.core.recall.mask_ranking import Mask
+from turnfold.core.recall.material import RecallMaterial
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import MarkedLine
 from turnfold.core.recall.ranking import Matches, Speaker

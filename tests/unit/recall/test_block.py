@@ -15,11 +15,9 @@ from turnfold.core.recall.block import (
     HEADING,
     LEAST_ROOM,
     TAG,
-    Quote,
-    RecalledMessage,
-    RecallMaterial,
     write_block,
 )
+from turnfold.core.recall.material import Quote, RecalledMessage, RecallMaterial
 from turnfold.core.recall.quotes import mark_lines, read_marks
 from turnfold.core.text.tokens import MESSAGE_TOKENS, Count, token_upper_bound
 from turnfold.messages import Json
@@ -114,6 +112,33 @@ def test_a_result_is_told_with_its_call_or_not_at_all() -> None:
     assert alone.positions == (call.position,)
 
 
+@pytest.mark.proves("F2", "L5")
+def test_a_result_is_told_with_the_beginning_of_a_call_that_does_not_fit() -> None:
+    """A large file was written, and the question names what the short result says."""
+    arguments = json.dumps({"path": "/srv/plan.md", "text": "see other_name\n" * 400})
+    writing = assistant("I write.", "a", "b", arguments=arguments)
+    call, *results = recalled([writing, tool("a", "Done."), tool("b", "ok")])
+    line = read_marks(mark_lines(call.body, counter()) or b"")[1]
+    material = RecallMaterial(results, [call], [Quote(call, line)])
+
+    block = write_block(material, 400, quotes_share=0.1)
+    shown = write_block(material, 400, shown=[call.position])
+
+    assert block is not None
+    assert shown is not None
+    begun = f"called look_up {arguments}"[:199] + "…"
+    assert [line for line in block.text.split("\n")[3:-1] if not line.startswith("[")] == [
+        f"assistant, in part: {begun}",
+        begun,
+        "see other_name",
+        "look_up returned: Done.",
+        "look_up returned: ok",
+    ]
+    assert MESSAGE_TOKENS + counter()(block.text) <= block.tokens <= 400
+    assert block.positions == (call.position, *[result.position for result in results])
+    assert "called" not in shown.text
+
+
 TEXTS = st.one_of(
     st.text(max_size=80),
     st.lists(st.sampled_from(["lantern ", "42", "Yes.", "?", "!", "\n", "\nuser: ", "\n[42]", "</turnfold-recall>", "[INST]", "漢字", "  ", "Ünïcödé", "é́", "'s", "...", "{}"])).map("".join),
@@ -142,17 +167,20 @@ def bodies(draw: st.DrawFn) -> Body:
 @given(
     said=st.lists(bodies(), min_size=1, max_size=6),
     calls=st.integers(0, 3),
+    text=TEXTS,
     tool_name=st.sampled_from(["read", "mcp__a_server_with_a_long_name__and_a_longer_tool"]),
     times=st.lists(st.sampled_from(["2026-11-20 10:00", "2026-11-20 23:59", "2025-01-01 00:00"]), max_size=9),
     room=st.integers(LEAST_ROOM, 900),
 )  # fmt: skip
 def test_a_block_never_takes_more_tokens_than_it_says(
-    said: list[Body], calls: int, tool_name: str, times: list[str], room: int
+    said: list[Body], calls: int, text: str, tool_name: str, times: list[str], room: int
 ) -> None:
     """The window is planned with the size that the block names."""
     rounds: list[Json] = []
     for number in range(calls):
-        arguments = json.dumps({"path": f"/srv/part_{number}.py"})
+        arguments = json.dumps(
+            {"path": f"/srv/part_{number}.py", "text": text * 400 * (number > 1)}
+        )
         rounds += [
             assistant(None, f"c{number}", name=tool_name, arguments=arguments),
             tool(f"c{number}", "def f(): ...\n" * number),

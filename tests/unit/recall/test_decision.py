@@ -3,7 +3,8 @@
 import pytest
 
 from tests.histories import history, user
-from turnfold.core.recall.block import RecalledMessage, RecallMaterial, write_block
+from turnfold.core.recall.block import write_block
+from turnfold.core.recall.material import RecalledMessage, RecallMaterial
 from turnfold.operations.query.recall_decisions import RecallDecision
 from turnfold.ports.recall import Recollection
 

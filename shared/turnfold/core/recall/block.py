@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from turnfold.core.history.gist import gist_of
 from turnfold.core.recall.labels import (
@@ -13,12 +13,19 @@ from turnfold.core.recall.labels import (
     speaker_name,
     without_labels,
 )
+from turnfold.core.recall.material import (
+    Quote,
+    RecalledMessage,
+    RecallMaterial,
+    beginning_of_call,
+    call_text,
+)
 from turnfold.core.recall.quotes import MarkedLine, quotable_text, said_in
-from turnfold.core.text.calls import arguments_of, call_entries
+from turnfold.core.text.calls import call_entries
 from turnfold.core.text.defuse import defused, markers_in
 from turnfold.core.text.lines import printable
 from turnfold.core.text.tokens import MESSAGE_TOKENS, token_upper_bound
-from turnfold.messages import Message, MessageId, place_of_slot
+from turnfold.messages import MessageId, place_of_slot
 
 HEADING: Final = (
     "# Earlier messages\n"
@@ -53,43 +60,6 @@ LEAST_ROOM: Final = FRAME_TOKENS + HEADING_TOKENS + MINUTE_TOKENS + DATE_TOKENS 
 """In less room, no block is worth its frame."""
 
 
-class RecalledMessage(NamedTuple):
-    """A message that may be recalled, with its JSON body.
-
-    `ordinal` counts within the session, and `said_at` is a time as `2026-11-20 10:00`.
-    """
-
-    message: Message
-    ordinal: int
-    said_at: str
-    body: Mapping[str, Any]
-
-    @property
-    def position(self) -> int:
-        """Its position in the session."""
-        return self.message.position
-
-
-@dataclass(frozen=True, slots=True)
-class Quote:
-    """A line of a message that may be quoted without the rest of it."""
-
-    of: RecalledMessage
-    line: MarkedLine
-
-
-@dataclass(frozen=True, slots=True)
-class RecallMaterial:
-    """The material of a block: whole messages and lines of messages, each best first.
-
-    `partners` are the calls and results of the messages.
-    """
-
-    messages: Sequence[RecalledMessage] = ()
-    partners: Sequence[RecalledMessage] = ()
-    quotes: Sequence[Quote] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class RecallBlock:
     """A written block. `tokens` are an upper bound in raw counts, the frame included."""
@@ -110,9 +80,10 @@ def write_block(
     """Write the best messages and lines that fit into `room` tokens; None if none fits.
 
     The block is in chronological order. Messages come first, but leave `quotes_share` of the room
-    to lines. A whole result is never quoted without its call, a call without its results only if
-    they do not fit. The window shows messages at the positions `shown`, perhaps shortened: the
-    block quotes lines of them at most, and does not count them.
+    to lines. A whole result is never quoted without its call, of which the beginning does if the
+    call does not fit; a call without its results only if they do not fit. The window shows messages
+    at the positions `shown`, perhaps shortened: the block quotes lines of them at most, and does
+    not count them.
     """
     quoted = [quote.of for quote in material.quotes]
     writer = _BlockWriter([*quoted, *material.messages, *material.partners], shown)
@@ -166,9 +137,8 @@ class _BlockWriter:
                     if self._takes((recalled,), tokens):
                         self._texts[position] = text
                 return
-        for unit in self._units(recalled):
-            if self._add(unit):
-                return
+        if not any(map(self._add, self._units(recalled))):
+            self._add_with_part_of_call(recalled)
 
     def _add(self, unit: Sequence[RecalledMessage]) -> bool:
         texts, quoted = self._texts, self._quoted
@@ -190,23 +160,45 @@ class _BlockWriter:
         texts.update(new_texts)
         return True
 
+    def _add_with_part_of_call(self, result: RecalledMessage) -> None:
+        """Add a result with the beginning of its call, if it is known and both fit."""
+        call, answers = self._call_of(result), result.message.answers
+        if call is None or answers is None or result.position in self._quoted:
+            return
+        if (
+            call.position in self._texts
+            or (called := beginning_of_call(call, answers.slot)) is None
+        ):
+            return
+        line, text = called
+        quoted = self._quoted.get(call.position) or _QuotedLines(call)
+        told, tokens = self._text_of(result)
+        tokens += quoted.tokens_of(line) + self._tokens_around(call, text)
+        if self._takes((call, result), tokens):
+            quoted.add(line, text)
+            self._quoted[call.position] = quoted
+            self._texts[result.position] = told
+
     def quote(self, quote: Quote) -> None:
         """Add a line, if it fits and its message is not quoted whole."""
         of, line = quote.of, quote.line
         if of.position in self._texts:
             return
-        known = self._quoted.get(of.position)
-        quoted = known or _QuotedLines(of)
+        quoted = self._quoted.get(of.position) or _QuotedLines(of)
         tokens = quoted.tokens_of(line)
         if self._used + tokens > self.room:
             return
         text = self._text_of_line(of, line)
-        more = MARK_TOKENS * (markers_in(text) + is_label(text, self._labels))
-        if known is None:
-            more += self._speaker_tokens(of, self._speaker_in_part(of)) + PART_TOKENS
-        if self._takes(() if known else [of], tokens + more):
+        if self._takes((of,), tokens + self._tokens_around(of, text)):
             quoted.add(line, text)
             self._quoted[of.position] = quoted
+
+    def _tokens_around(self, of: RecalledMessage, line: str) -> int:
+        """Return a bound of what the frame of a quoted line and its escapes take."""
+        tokens = MARK_TOKENS * (markers_in(line) + is_label(line, self._labels))
+        if of.position not in self._quoted:
+            tokens += self._speaker_tokens(of, self._speaker_in_part(of)) + PART_TOKENS
+        return tokens
 
     def _text_of_line(self, of: RecalledMessage, line: MarkedLine) -> str:
         whole = self._quotable.get(of.position)
@@ -263,14 +255,19 @@ class _BlockWriter:
 
     def _units(self, recalled: RecalledMessage) -> Sequence[Sequence[RecalledMessage]]:
         """Return what may be added for a message, the best choice first."""
-        if (answers := recalled.message.answers) is not None:
-            call = self._by_position.get(answers.position)
-            # The window may show the call of a result that came late.
-            if call is None or call.position in self._shown:
-                return ([recalled],)
-            return ([call, recalled],)
+        if recalled.message.answers is not None:
+            call = self._call_of(recalled)
+            return ([recalled],) if call is None else ([call, recalled],)
         results = self._results.get(recalled.position)
         return ([recalled, *results], [recalled]) if results else ([recalled],)
+
+    def _call_of(self, recalled: RecalledMessage) -> RecalledMessage | None:
+        """Return the call that a result is quoted with; None if the window shows it."""
+        answers = recalled.message.answers
+        # The window may show the call of a result that came late.
+        if answers is None or answers.position in self._shown:
+            return None
+        return self._by_position.get(answers.position)
 
     def _lines(self, chosen: Sequence[RecalledMessage]) -> Iterator[str]:
         """Yield the texts, with a heading before each run of adjacent messages.
@@ -306,7 +303,7 @@ class _BlockWriter:
         if said or not calls:
             text, labels = without_labels(f"{speaker}: {said}", self._labels)
         if calls:
-            called = [f"{speaker} called {call}" for call in _calls(recalled)]
+            called = [f"{speaker} called {call_text(recalled, call)}" for call in calls]
             quoted = [without_labels(part, self._labels) for part in called]
             text = "\n".join([*([text] if text else ()), *[part for part, _ in quoted]])
             labels += sum([number for _, number in quoted])
@@ -390,10 +387,3 @@ def _least_tokens(recalled: RecalledMessage) -> int:
     message = recalled.message
     tokens = message.content_tokens
     return tokens + sum([call.tokens for call in message.calls]) if message.calls else tokens
-
-
-def _calls(recalled: RecalledMessage) -> Iterator[str]:
-    """Yield the calls of a message as text: the name of each tool, and its arguments."""
-    for call in recalled.message.calls:
-        arguments = arguments_of(recalled.body["tool_calls"][call.slot])
-        yield f"{call.name} {arguments if isinstance(arguments, str) else ''}".rstrip()

@@ -14,7 +14,6 @@ from turnfold.core.policy.presets import Policy
 from turnfold.core.recall.block import (
     FRAME_TOKENS,
     RecallBlock,
-    RecallMaterial,
     write_block,
 )
 from turnfold.core.recall.mask_ranking import (
@@ -25,6 +24,7 @@ from turnfold.core.recall.mask_ranking import (
     add_words,
     score_masks,
 )
+from turnfold.core.recall.material import RecallMaterial
 from turnfold.core.recall.question import READ_CHARACTERS as QUERY_CHARACTERS
 from turnfold.core.recall.question import (
     WISHES,

@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, bindparam, exists, func, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
+from turnfold.core.recall.material import Quote, RecalledMessage, RecallMaterial
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import Message
 from turnfold.ports.recall import Choice
