@@ -26,7 +26,7 @@ from turnfold.ports.inspection import CampaignRow
 from turnfold.store.compact.jobs.rows import number_of
 from turnfold.store.compact.rewriting import open_regeneration, stated_options, wanted_of
 from turnfold.store.database.engine import SqlStore
-from turnfold.store.database.predicates import is_chosen, is_open
+from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import campaigns, compactions, sessions
 from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared, PreparedIn
@@ -92,7 +92,7 @@ _STATUSES = Prepared(
     .group_by(compactions.c.status),
     ("by",),
 )
-_OWNERS = PreparedIn(select(compactions.c.campaign_id).where(is_chosen), "chosen")
+_OWNERS = PreparedIn(select(compactions.c.campaign_id), compactions.c.compaction_id)
 FAILED = get_args(FailureStatus)
 
 

@@ -10,26 +10,22 @@ from turnfold.messages import AgentId
 from turnfold.ports.compact import Job, JobProgress
 from turnfold.store.compact.jobs.rows import compaction_ids, is_held
 from turnfold.store.database.engine import SqlStore, insert_for
-from turnfold.store.database.predicates import is_chosen, is_of_kept, is_open
+from turnfold.store.database.predicates import is_of_kept, is_open
 from turnfold.store.database.schema import chunk_summaries, compactions, summary_token_usage
 from turnfold.store.database.session_rows import lock_by_sid
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
 
 _PARTS = PreparedIn(
     select(chunk_summaries.c.digest, chunk_summaries.c.answer).where(
-        chunk_summaries.c.compaction_id.in_(bindparam("chosen", expanding=True)),
-        is_of_kept(chunk_summaries.c.sid),
+        is_of_kept(chunk_summaries.c.sid)
     ),
-    "chosen",
+    chunk_summaries.c.compaction_id,
 )
 _REASONS = PreparedIn(
     select(compactions.c.reason)
-    .where(
-        is_chosen,
-        compactions.c.reason.is_not(None),
-    )
+    .where(compactions.c.reason.is_not(None))
     .order_by(compactions.c.ordinal),
-    "chosen",
+    compactions.c.compaction_id,
 )
 _SPENT = Prepared(
     select(summary_token_usage.c.tokens).where(

@@ -18,7 +18,6 @@ from sqlalchemy import (
 from turnfold.ports.compact import JobStatus
 from turnfold.store.database.predicates import (
     has_status,
-    is_chosen,
     is_uncovered,
     is_version,
     of_compactions,
@@ -91,11 +90,8 @@ _EXTRACTIVE = Prepared(
 _evicting = (of_compactions, compactions.c.messages_evicted > literal_column("0"))
 _is_committed = has_status(JobStatus.COMMITTED)
 _RESTORED = PreparedIn(
-    select(compactions.c.compaction_id).where(
-        is_chosen,
-        has_status(JobStatus.RESTORED),
-    ),
-    "chosen",
+    select(compactions.c.compaction_id).where(has_status(JobStatus.RESTORED)),
+    compactions.c.compaction_id,
 )
 # For each version: how many messages it covered when it was written, and how many of those that it
 # added to its base are left.

@@ -15,7 +15,6 @@ from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import may_be_extended, uncovered
 from turnfold.store.database.message_rows import EVICTED, message_of
 from turnfold.store.database.predicates import (
-    is_chosen,
     is_open,
     is_planned,
     is_version,
@@ -77,16 +76,14 @@ _STAND_IN = Prepared(
     ("of_sid", "number"),
 )
 _SPAN = PreparedIn(
-    select(func.min(compactions.c.first_position), func.max(compactions.c.last_position)).where(
-        is_chosen
-    ),
-    "chosen",
+    select(func.min(compactions.c.first_position), func.max(compactions.c.last_position)),
+    compactions.c.compaction_id,
 )
 _WITHOUT_DIGEST = PreparedIn(
     select(
         compactions.c.compaction_id, compactions.c.first_position, compactions.c.last_position
-    ).where(is_chosen, compactions.c.digest == literal_column("''")),
-    "chosen",
+    ).where(compactions.c.digest == literal_column("''")),
+    compactions.c.compaction_id,
 )
 
 

@@ -16,7 +16,7 @@ from turnfold.store.compact.rewriting import (
     open_rewriting,
     write_digests,
 )
-from turnfold.store.database.predicates import is_chosen, is_open
+from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import compactions
 from turnfold.store.database.session_rows import SessionChange
 from turnfold.store.database.statements import Bulk, PreparedIn
@@ -24,7 +24,7 @@ from turnfold.store.ingest.retraction import RetractedCounts
 
 _is_empty = compactions.c.messages_evicted == literal_column("0")
 _EMPTIED = PreparedIn(
-    select(compactions.c.compaction_id).where(is_chosen, _is_empty, is_open), "chosen"
+    select(compactions.c.compaction_id).where(_is_empty, is_open), compactions.c.compaction_id
 )
 # One at a time: a long session has more evictions than a statement may have parameters.
 _UNCOVER_EMPTIED = Bulk(

@@ -64,9 +64,6 @@ def in_range(table: FromClause) -> ColumnElement[bool]:
     return (table.c.sid == bindparam("of_sid")) & is_between
 
 
-is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
-"""The compaction is one of a list, as the parameter of a `PreparedIn`."""
-
 ERASED_AGENT = ""
 """The agent id of erased sessions whose rows are not all deleted yet; real ids are never empty."""
 _ERASED_AGENT = literal_column("''", String)

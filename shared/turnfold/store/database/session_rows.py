@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, select
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.eviction.triggers import SessionLoad, idle_at_ms
@@ -164,13 +164,12 @@ _AUDIT_ENDS = PreparedPairs(
     (erasures.c.agent_id.type, erasures.c.session_id.type),
 )
 _MADE = ("agent_id", "session_id", "audit_rows", "audit_hash")
-_BY_SID = PreparedIn(_LOCKED.where(sessions.c.sid.in_(bindparam("sids", expanding=True))), "sids")
+_BY_SID = PreparedIn(_LOCKED, sessions.c.sid)
 _COUNTS = PreparedIn(
     select(session_counts.c.agent_id, session_counts.c.total)
-    .where(session_counts.c.agent_id.in_(bindparam("ids", expanding=True)))
     .order_by(session_counts.c.agent_id)
     .with_for_update(),
-    "ids",
+    session_counts.c.agent_id,
 )
 _WRITE_BACK = bulk_update(sessions, where=("sid",), values=COUNTERS)
 _stored_values = attrgetter(*COUNTERS, "sid")

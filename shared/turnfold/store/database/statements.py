@@ -83,81 +83,32 @@ class Prepared:
         return self._written[dialect.name]
 
 
-class PreparedAt:
-    """A SELECT of a session's rows, of those whose column has a value of a list.
+class PreparedIn:
+    """A SELECT of the rows whose column has a value of a list, which is its last parameter.
 
     The list is one parameter, so that one plan serves any number of values: PostgreSQL would plan
-    a statement with many parameters each time.
+    a statement with many parameters each time, and SQLite takes 32,766 at most.
     """
 
-    def __init__(self, statement: Select[*tuple[Any, ...]], column: ColumnElement[Any]) -> None:
+    def __init__(
+        self, statement: Select[*tuple[Any, ...]], column: ColumnElement[Any], *names: str
+    ) -> None:
         as_array = bindparam("values", type_=ARRAY(column.type))
         as_json = func.json_each(bindparam("values", type_=Text)).table_valued("value")
-        names = ("of_sid", "values")
+        names = (*names, "values")
         self._of_arrays = Prepared(statement.where(column == func.any(as_array)), names)
         self._of_json = Prepared(statement.where(column.in_(select(as_json.c.value))), names)
 
     def rows(
-        self,
-        connection: SupportsStatements,
-        sid: int,
-        values: Sequence[Any],
-        fetch: Fetch = all_rows,
+        self, connection: SupportsStatements, *values: Any, fetch: Fetch = all_rows
     ) -> Sequence[Sequence[Any]]:
-        """Return all rows, in any order."""
-        if not values:
+        """Return all rows; the last of these values is a list without bytes."""
+        *others, listed = values
+        if not listed:
             return ()
         if connection.dialect.name == "postgresql":
-            return self._of_arrays.rows(connection, sid, list(values), fetch=fetch)
-        return self._of_json.rows(connection, sid, json.dumps(list(values)), fetch=fetch)
-
-
-LONG_LIST: Final = 1_000
-"""A longer list is one parameter of SQLite, too: by default, it takes 32,766 at most."""
-
-
-class PreparedIn:
-    """A SELECT whose one parameter is a list.
-
-    PostgreSQL takes the list as an array and plans the statement once. For SQLite it is compiled
-    once per length, unless the list is long, and then has no bytes.
-    """
-
-    def __init__(self, statement: Select[*tuple[Any, ...]], name: str) -> None:
-        self._statement = statement
-        self._name = name
-        self._written: dict[tuple[str, int], str] = {}
-
-    def rows(
-        self, connection: SupportsStatements, values: Sequence[Any]
-    ) -> Sequence[Sequence[Any]]:
-        """Return all rows, with the types of the driver."""
-        if not values:
-            return ()
-        dialect = connection.dialect
-        has_arrays = dialect.name == "postgresql"
-        is_one = has_arrays or len(values) > LONG_LIST
-        written = (dialect.name, 0 if is_one else len(values))
-        if written not in self._written:
-            places = self._statement.params({self._name: list(values)})
-            options = {"render_postcompile": True}
-            self._written[written] = (
-                self._as_one(dialect)
-                if is_one
-                else str(places.compile(dialect=dialect, compile_kwargs=options))
-            )
-        one = list(values) if has_arrays else json.dumps(list(values)) if is_one else None
-        return _fetched(connection, self._written[written], (one,) if is_one else tuple(values))
-
-    def _as_one(self, dialect: Dialect) -> str:
-        """Write the statement with the list as one parameter: an array, or JSON for SQLite."""
-        compiled = self._statement.compile(dialect=dialect)
-        kind = compiled.binds[self._name].type.compile(dialect=dialect)
-        has_arrays = dialect.name == "postgresql"
-        of_list = f"= ANY ($1::{kind}[])" if has_arrays else "IN (SELECT value FROM json_each(?))"
-        # SQLAlchemy expands the list when the statement runs and has no other form of it. An array
-        # keeps one text, and so one plan, for lists of every length.
-        return str(compiled).replace(f"IN (__[POSTCOMPILE_{self._name}])", of_list)
+            return self._of_arrays.rows(connection, *others, list(listed), fetch=fetch)
+        return self._of_json.rows(connection, *others, json.dumps(list(listed)), fetch=fetch)
 
 
 PAIRS: Final = table("pairs", column("a"), column("b"))

@@ -48,10 +48,8 @@ from turnfold.store.ingest.open_compactions import (
 from turnfold.store.ingest.usage import Calibrator, calibration_cutoff
 
 _LIVE = PreparedIn(
-    select(*EVICTABLE)
-    .where(messages.c.sid.in_(bindparam("sids", expanding=True)), is_live)
-    .order_by(messages.c.sid, messages.c.position),
-    "sids",
+    select(*EVICTABLE).where(is_live).order_by(messages.c.sid, messages.c.position),
+    messages.c.sid,
 )
 _NUMBER = Prepared(
     select(func.count()).select_from(messages).where(of_messages, is_live), ("of_sid",)

@@ -56,13 +56,9 @@ _waits = (
 )
 _FAILED = PreparedIn(
     select(compactions.c.sid, func.max(compactions.c.next_attempt_at_ms))
-    .where(
-        compactions.c.sid.in_(bindparam("sids", expanding=True)),
-        *_waits,
-        compactions.c.attempts > literal_column("0"),
-    )
+    .where(*_waits, compactions.c.attempts > literal_column("0"))
     .group_by(compactions.c.sid),
-    "sids",
+    compactions.c.sid,
 )
 _OPENED = (
     "compaction_id", "sid", "ordinal", "trigger", "is_by_budget", "status", "budget_tokens",

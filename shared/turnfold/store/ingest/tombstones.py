@@ -58,17 +58,12 @@ _TOUCHED = PreparedPairs(
     ),
     (erasures.c.agent_id.type, erasures.c.session_id.type),
 )
-_KNOWN = PreparedIn(
-    select(erased_events.c.digest).where(
-        erased_events.c.digest.in_(bindparam("digests", expanding=True))
-    ),
-    "digests",
+_FORGOTTEN = PreparedPairs(
+    select(PAIRS.c.b).where(erased_events.c.digest == PAIRS.c.a),
+    (erased_events.c.digest.type, stream_purges.c.stream_seq.type),
 )
 _LETTERS = PreparedIn(
-    select(dead_letters.c.stream_seq, dead_letters.c.at_ms).where(
-        dead_letters.c.stream_seq.in_(bindparam("seqs", expanding=True))
-    ),
-    "seqs",
+    select(dead_letters.c.stream_seq, dead_letters.c.at_ms), dead_letters.c.stream_seq
 )
 _ANY_LEFT = Prepared(select(literal_column("1")).where(is_erased).limit(literal_column("1")), ())
 _STILL_STORED = PreparedPairs(
@@ -205,16 +200,15 @@ def _stored_before_erasure(
     suspects = [arrival for arrival in arrivals if arrival.key.agent_id in touched]
     # Before the digests: a row that is deleted between the two lookups has left its digest.
     left = _in_rows_left(connection, suspects)
-    digests = {
-        arrival.stream_seq: digest_of(arrival.key.agent_id, arrival.event_id)
+    digests = [
+        (digest_of(arrival.key.agent_id, arrival.event_id), arrival.stream_seq)
         for arrival in suspects
+    ]
+    return left | {
+        seq
+        for portion in in_portions(sorted(digests))
+        for (seq,) in _FORGOTTEN.rows(connection, portion)
     }
-    known = {
-        bytes(digest)
-        for portion in in_portions(sorted(set(digests.values())))
-        for (digest,) in _KNOWN.rows(connection, portion)
-    }
-    return left | {seq for seq, digest in digests.items() if digest in known}
 
 
 def _in_rows_left(connection: Connection, arrivals: Sequence[DecodedEvent]) -> set[int]:

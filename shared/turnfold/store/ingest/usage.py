@@ -154,10 +154,9 @@ _COMPACTED = PreparedIn(
     )
     .join(sessions, sessions.c.sid == compactions.c.sid)
     .where(
-        sessions.c.sid.in_(bindparam("sids", expanding=True)),
-        compactions.c.ordinal > sessions.c.compactions - literal_column(str(COMPACTIONS_LOOKED_AT)),
+        compactions.c.ordinal > sessions.c.compactions - literal_column(str(COMPACTIONS_LOOKED_AT))
     ),
-    "sids",
+    sessions.c.sid,
 )
 _last = compactions.alias("last")
 _does_not_rewrite = compactions.c.trigger.not_in(

@@ -11,7 +11,7 @@ from turnfold.ports.query import OriginalMessage
 from turnfold.store.database.inline_reader import INLINE_CHARACTERS, WouldBlock
 from turnfold.store.database.schema import events, sessions
 from turnfold.store.database.statements import (
-    PreparedAt,
+    PreparedIn,
     SupportsStatements,
 )
 
@@ -36,11 +36,15 @@ def carried_length(event_id: ColumnElement[str]) -> ColumnElement[int | None]:
 # Another member may contain the mark, too: whether something is carried, `carried_texts` tells.
 _has_mark = events.c.envelope.contains(CARRY_MARK)
 _may_carry = _of_agent & _has_mark
-_LENGTHS = PreparedAt(
-    select(events.c.event_id, func.length(events.c.envelope)).where(_may_carry), events.c.event_id
+_LENGTHS = PreparedIn(
+    select(events.c.event_id, func.length(events.c.envelope)).where(_may_carry),
+    events.c.event_id,
+    "of_sid",
 )
-_ENVELOPES = PreparedAt(
-    select(events.c.event_id, events.c.envelope).where(_may_carry), events.c.event_id
+_ENVELOPES = PreparedIn(
+    select(events.c.event_id, events.c.envelope).where(_may_carry),
+    events.c.event_id,
+    "of_sid",
 )
 
 

@@ -33,7 +33,7 @@ from turnfold.store.database.schema import (
 )
 from turnfold.store.database.statements import (
     Prepared,
-    PreparedAt,
+    PreparedIn,
     SupportsStatements,
 )
 from turnfold.store.query.carried import carried_length, with_carry_of
@@ -89,8 +89,8 @@ _SID = Prepared(
 )
 _NAMES = ("of_sid", "after", "before", "most")
 _NAMED = {
-    with_retracted: PreparedAt(
-        originals.where(source.c.sid == bindparam("of_sid")), source.c.position
+    with_retracted: PreparedIn(
+        originals.where(source.c.sid == bindparam("of_sid")), source.c.position, "of_sid"
     )
     for with_retracted, (source, originals) in _SOURCES.items()
 }
@@ -251,10 +251,10 @@ def original_of(row: Sequence[Any]) -> OriginalMessage:
     )
 
 
-def _reading(table: Table, *names: str) -> PreparedAt:
+def _reading(table: Table, *names: str) -> PreparedIn:
     columns = [table.c[name] for name in ("position", *names)]
     of_session = select(*columns).where(table.c.sid == bindparam("of_sid"))
-    return PreparedAt(of_session, table.c.position)
+    return PreparedIn(of_session, table.c.position, "of_sid")
 
 
 _TABLES = (messages, retracted_messages)

@@ -41,7 +41,7 @@ from turnfold.store.database.predicates import is_kept, of_messages, unseen
 from turnfold.store.database.schema import marked_lines, messages, sessions
 from turnfold.store.database.statements import (
     Prepared,
-    PreparedAt,
+    PreparedIn,
     SupportsStatements,
     all_rows,
 )
@@ -122,11 +122,12 @@ _BODY = Prepared(
     ("of_sid", "at"),
 )
 
-_MARKED_AT = PreparedAt(
+_MARKED_AT = PreparedIn(
     select(marked_lines.c.position, marked_lines.c.lines).where(
         marked_lines.c.sid == bindparam("of_sid")
     ),
     marked_lines.c.position,
+    "of_sid",
 )
 Marked = Mapping[int, Sequence[MarkedLine]]
 """The marked lines of messages, by ordinals."""

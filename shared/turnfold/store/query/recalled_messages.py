@@ -18,12 +18,12 @@ from turnfold.store.database.inline_reader import WouldBlock, fetch_small
 from turnfold.store.database.message_rows import RECALLED, recalled_of, storable_key
 from turnfold.store.database.predicates import is_kept, of_messages
 from turnfold.store.database.schema import messages, sessions
-from turnfold.store.database.statements import Fetch, Prepared, PreparedAt, SupportsStatements
+from turnfold.store.database.statements import Fetch, Prepared, PreparedIn, SupportsStatements
 from turnfold.store.query.session_order import SessionOrder
 
 _decode: Final = json.JSONDecoder().raw_decode
 _BODY_PLACE: Final = len(RECALLED) - 1
-_MESSAGES = PreparedAt(select(*RECALLED).where(of_messages), messages.c.position)
+_MESSAGES = PreparedIn(select(*RECALLED).where(of_messages), messages.c.position, "of_sid")
 _is_unchanged = exists().where(
     sessions.c.sid == bindparam("of_sid"),
     sessions.c.revision == bindparam("revision", type_=BigInteger),
@@ -39,9 +39,10 @@ _UNCHANGED_MESSAGES = Prepared(
     ("of_sid", "values", "revision", "unindexed"),
 )
 _UNCHANGED = Prepared(select(_is_unchanged), ("of_sid", "revision", "unindexed"))
-_RESULTS = PreparedAt(
+_RESULTS = PreparedIn(
     select(messages.c.position, messages.c.answers_position).where(of_messages),
     messages.c.tool_call_id,
+    "of_sid",
 )
 MOST_RESULTS = 64
 """The most calls of a message whose results are looked up."""
@@ -70,7 +71,7 @@ class StoredMessages:
         """
         missing = sorted(set(wanted) - self.found.keys())
         if self.state is None or not missing:
-            rows = _MESSAGES.rows(self.connection, self.sid, missing, self.fetch)
+            rows = _MESSAGES.rows(self.connection, self.sid, missing, fetch=self.fetch)
         else:
             rows = _UNCHANGED_MESSAGES.rows(self.connection, self.sid, missing, *self.state)
             if not rows:

@@ -22,7 +22,7 @@ from turnfold.store.compact.rewriting import (
     end_rewriting,
     open_stand_in,
 )
-from turnfold.store.database.predicates import is_chosen, is_version, of_messages
+from turnfold.store.database.predicates import is_version, of_messages
 from turnfold.store.database.schema import compactions, messages, summaries
 from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared, PreparedIn, bulk_update
@@ -34,11 +34,11 @@ _ADDED = PreparedIn(
         func.min(compactions.c.first_position),
         func.max(compactions.c.last_position),
         func.sum(compactions.c.messages_evicted),
-    ).where(is_chosen),
-    "chosen",
+    ),
+    compactions.c.compaction_id,
 )
 
-_TOKENS_BEFORE = PreparedIn(select(compactions.c.tokens_before).where(is_chosen), "chosen")
+_TOKENS_BEFORE = PreparedIn(select(compactions.c.tokens_before), compactions.c.compaction_id)
 
 _first_id = select(messages.c.event_id, messages.c.position).limit(literal_column("1"))
 

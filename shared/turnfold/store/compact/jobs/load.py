@@ -16,7 +16,6 @@ from turnfold.store.compact.jobs.rows import compaction_ids, within_limits
 from turnfold.store.database.message_rows import EVICTED_TEXTS, FACTS, message_of
 from turnfold.store.database.predicates import (
     in_range,
-    is_chosen,
     is_covered,
     is_kept,
     is_live,
@@ -29,10 +28,8 @@ from turnfold.store.database.statements import Prepared, PreparedIn
 from turnfold.store.ingest.evict import planned
 
 _RANGES = PreparedIn(
-    select(
-        *(compactions.c[name] for name in ("compaction_id", "first_position", "last_position"))
-    ).where(is_chosen),
-    "chosen",
+    select(*(compactions.c[name] for name in ("compaction_id", "first_position", "last_position"))),
+    compactions.c.compaction_id,
 )
 
 
@@ -85,9 +82,9 @@ _EVICTING = PreparedIn(
     select(
         *(compactions.c[name] for name in ("compaction_id", "messages_evicted", "tokens_evicted"))
     )
-    .where(is_chosen, compactions.c.messages_evicted > literal_column("0"))
+    .where(compactions.c.messages_evicted > literal_column("0"))
     .order_by(compactions.c.ordinal),
-    "chosen",
+    compactions.c.compaction_id,
 )
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select, update
 from turnfold.errors import LostLease
 from turnfold.messages import MOST_INT64
 from turnfold.ports.compact import Job, JobStatus
-from turnfold.store.database.predicates import is_chosen, is_running
+from turnfold.store.database.predicates import is_running
 from turnfold.store.database.schema import compactions
 from turnfold.store.database.statements import PreparedIn
 
@@ -23,11 +23,11 @@ imported or is regenerated, or an early message was retracted.
 
 _HELD = PreparedIn(
     select(compactions.c.compaction_id, compactions.c.fence)
-    .where(is_chosen, is_running)
+    .where(is_running)
     # One order for all workers that lock several rows, or PostgreSQL could find a deadlock.
     .order_by(compactions.c.compaction_id)
     .with_for_update(),
-    "chosen",
+    compactions.c.compaction_id,
 )
 
 

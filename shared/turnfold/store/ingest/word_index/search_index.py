@@ -206,11 +206,8 @@ _DUE = Prepared(
     ("most",),
 )
 _LOCKED = PreparedIn(
-    select(sessions.c.sid, sessions.c.unindexed_from)
-    .where(sessions.c.sid.in_(bindparam("sids", expanding=True)))
-    .order_by(sessions.c.sid)
-    .with_for_update(),
-    "sids",
+    select(sessions.c.sid, sessions.c.unindexed_from).order_by(sessions.c.sid).with_for_update(),
+    sessions.c.sid,
 )
 _WAIT = bulk_update(sessions, where=("sid",), values=("unindexed_from",))
 _MARK = Bulk(marked_lines.insert(), ("sid", "position", "lines"))

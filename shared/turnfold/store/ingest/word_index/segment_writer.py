@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, select, text, update
+from sqlalchemy import Connection, delete, select, text, update
 
 from turnfold.core.text.word_segments import (
     due_merge,
@@ -43,9 +43,9 @@ _NUMBERS = f"word_index_segment_ids_{TERMS_VERSION}"
 _NEXT = text(f"SELECT nextval('{_NUMBERS}') FROM generate_series(1, :many)")  # noqa: S608
 _SIZES = PreparedIn(
     select(word_index_segments.c.sid, word_index_segments.c.segment, word_index_segments.c.messages)
-    .where(word_index_segments.c.sid.in_(bindparam("sids", expanding=True)), is_header)
+    .where(is_header)
     .order_by(word_index_segments.c.segment),
-    "sids",
+    word_index_segments.c.sid,
 )
 
 
