@@ -127,76 +127,56 @@ class SqlSearchIndex(SqlStore):
         return is_more
 
 
-class _Unindexed:
-    """Statements about messages that the index lacks.
+class _Unindexed(NamedTuple):
+    """Statements about messages that the index lacks, from a position of a session on.
 
-    On PostgreSQL, `indexed` is the list of positions that are in segments.
+    The last parameter of each is the list of positions in segments, which only PostgreSQL has.
     """
 
-    def __init__(self, is_indexed: ColumnElement[bool], *more: str) -> None:
-        indexed = exists().where(is_indexed)
-        of_session = (messages.c.sid == bindparam("of_sid")) & (
-            messages.c.position >= bindparam("first")
-        )
-        places = (
-            select(messages.c.position).where(of_session, ~indexed).order_by(messages.c.position)
-        )
-        between = (messages.c.position <= bindparam("last"),)
-        self._has_segments = bool(more)
-        self._next = Prepared(places.limit(literal_column("1")), ("of_sid", "first", *more))
-        self._between = Prepared(places.where(*between), ("of_sid", "first", "last", *more))
-        self._bodies = Prepared(
-            places.add_columns(messages.c.body).where(*between), ("of_sid", "first", "last", *more)
-        )
-        sized = places.add_columns(estimated_length(messages))
-        self._sizes = Prepared(
-            sized.limit(bindparam("most", type_=Integer)), ("of_sid", "first", "most", *more)
-        )
+    next: Prepared
+    sizes: Prepared
+    places: Prepared
+    bodies: Prepared
 
-    def in_segments(
-        self, connection: Connection, firsts: Sequence[tuple[int, int]]
-    ) -> Mapping[int, list[int]]:
-        """Return the positions in segments, for pairs of a session and a first position."""
-        if not self._has_segments:
-            return {}
-        return {
-            sid: [position for stored in segments for position in stored.present()]
-            for sid, segments in late_segments(connection, firsts).items()
-        }
 
-    def _more(self, indexed: Sequence[int]) -> tuple[Any, ...]:
-        return (indexed,) if self._has_segments else ()
+def _unindexed(is_indexed: ColumnElement[bool]) -> _Unindexed:
+    of_session = (messages.c.sid == bindparam("of_sid")) & (
+        messages.c.position >= bindparam("first")
+    )
+    places = (
+        select(messages.c.position)
+        .where(of_session, ~exists().where(is_indexed))
+        .order_by(messages.c.position)
+    )
+    until = places.where(messages.c.position <= bindparam("last"))
+    sizes = places.add_columns(estimated_length(messages))
+    return _Unindexed(
+        Prepared(places.limit(literal_column("1")), ("of_sid", "first", "indexed")),
+        Prepared(
+            sizes.limit(bindparam("most", type_=Integer)), ("of_sid", "first", "most", "indexed")
+        ),
+        Prepared(until, ("of_sid", "first", "last", "indexed")),
+        Prepared(until.add_columns(messages.c.body), ("of_sid", "first", "last", "indexed")),
+    )
 
-    def first(self, connection: Connection, at: _Place, indexed: Sequence[int]) -> int | None:
-        """Return the position of the first message that the index lacks."""
-        rows = self._next.rows(connection, *at, *self._more(indexed))
-        return next((position for (position,) in rows), None)
 
-    def between(
-        self, connection: Connection, at: _Place, last: int, indexed: Sequence[int]
-    ) -> list[int]:
-        """Return the positions of such messages up to `last`."""
-        rows = self._between.rows(connection, *at, last, *self._more(indexed))
-        return [position for (position,) in rows]
-
-    def sizes(
-        self, connection: Connection, at: _Place, most: int, indexed: Sequence[int]
-    ) -> Sequence[Sequence[Any]]:
-        """Return the positions and sizes of such messages."""
-        return self._sizes.rows(connection, *at, most, *self._more(indexed))
-
-    def bodies(
-        self, connection: Connection, at: _Place, last: int, indexed: Sequence[int]
-    ) -> Sequence[Sequence[Any]]:
-        """Return the positions and bodies of such messages up to `last`."""
-        return self._bodies.rows(connection, *at, last, *self._more(indexed))
+def _in_segments(
+    connection: Connection, firsts: Sequence[tuple[int, int]]
+) -> Mapping[int, list[int]]:
+    """Return the positions in segments, for pairs of a session and a first position."""
+    if connection.dialect.name == "sqlite":
+        return {}
+    return {
+        sid: [position for stored in segments for position in stored.present()]
+        for sid, segments in late_segments(connection, firsts).items()
+    }
 
 
 _indexed_positions = func.unnest(bindparam("indexed", type_=postgresql.ARRAY(BigInteger)))
-_in_segments = select(_indexed_positions.label("position")).subquery("in_segments")
+_positions = select(_indexed_positions.label("position")).subquery("in_segments")
 _UNINDEXED = {
-    "sqlite": _Unindexed(IS_IN_SQLITE & (word_index.c.rowid == messages.c.position)),
-    "postgresql": _Unindexed(_in_segments.c.position == messages.c.position, "indexed"),
+    "sqlite": _unindexed(IS_IN_SQLITE & (word_index.c.rowid == messages.c.position)),
+    "postgresql": _unindexed(_positions.c.position == messages.c.position),
 }
 _DUE = Prepared(
     select(sessions.c.sid, sessions.c.unindexed_from)
@@ -221,12 +201,12 @@ def _waiting(
     unindexed = _UNINDEXED[connection.dialect.name]
     messages_by_sid: dict[int, list[UnindexedMessage]] = {}
     room, characters = MESSAGES_AT_ONCE, CHARACTERS_AT_ONCE
-    in_segments = unindexed.in_segments(connection, due)
+    in_segments = _in_segments(connection, due)
     is_more = False
     for at in due:
         sid, indexed = at[0], in_segments.get(at[0], ())
         last: int | None = None
-        for position, size in unindexed.sizes(connection, at, room, indexed):
+        for position, size in unindexed.sizes.rows(connection, *at, room, indexed):
             # At least one message is taken, however long it is, or it would wait forever.
             if last is not None and size > characters:
                 is_more = True
@@ -239,7 +219,7 @@ def _waiting(
             if last is None
             else [
                 UnindexedMessage(sid, *row)
-                for row in unindexed.bodies(connection, at, last, indexed)
+                for row in unindexed.bodies.rows(connection, *at, last, indexed)
             ]
         )
         if room <= 0 or characters <= 0:
@@ -310,9 +290,7 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessag
     # Another worker indexed the others meanwhile.
     due = [(sid, first) for sid, first in locked if first is not None]
     # The first one may have changed since these messages were read, in either direction.
-    in_segments = unindexed.in_segments(
-        connection, [(sid, min((first, *made[sid]))) for sid, first in due]
-    )
+    in_segments = _in_segments(connection, [(sid, min((first, *made[sid]))) for sid, first in due])
     for at in due:
         sid, indexed = at[0], in_segments.get(at[0], ())
         made_here = made[sid]
@@ -321,8 +299,8 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessag
             # Another worker may have indexed some meanwhile. FTS5 without texts accepts a row id
             # twice, and its words could not be removed again.
             from_here = (sid, min(made_here))
-            lacking = unindexed.between(connection, from_here, max(made_here), indexed)
-            absent = [position for position in lacking if position in made_here]
+            lacking = unindexed.places.rows(connection, *from_here, max(made_here), indexed)
+            absent = [position for (position,) in lacking if position in made_here]
             added[sid] = {position: made_here[position].terms for position in absent}
             _MARK.run(
                 connection,
@@ -338,7 +316,8 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessag
             _INSERT_SQLITE.run(
                 connection, [(position, fts5_terms(sid, found)) for position, found in terms_here]
             )
-        wait.append((unindexed.first(connection, at, [*indexed, *absent]), sid))
+        rows = unindexed.next.rows(connection, *at, [*indexed, *absent])
+        wait.append((next((position for (position,) in rows), None), sid))
     _WAIT.run(connection, wait)
     if connection.dialect.name == "sqlite":
         return []
