@@ -74,7 +74,7 @@ def test_related_words_are_no_function_words_of_another_language() -> None:
 @pytest.mark.parametrize("asked", ["MIT license", "Did Zoë like the license?", "El license"])
 def test_a_foreign_name_does_not_change_the_rules_of_english(asked: str) -> None:
     assert found_in("licensing", asked) == 1
-    assert found_in("MIT", asked) == ("MIT" in asked)
+    assert found_in("lice", asked) == 0
 
 
 def test_function_words_are_normalized_and_no_english_words_that_matter() -> None:

@@ -142,3 +142,21 @@ def test_a_keyword_counts_wherever_a_word_begins_with_it() -> None:
     assert SentenceKind.OPEN in sentence_kinds("Isosceles, equilateral: later.", is_user=False)
     assert SentenceKind.FACT in sentence_kinds("Your (my own) tickets: four.", is_user=True)
     assert is_lasting("In your city and (my city).")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Über Ostern bleibt der Laden zu.", "Öffnet ihn erst danach wieder!"),
+        ("Встреча с нотариусом перенесена на среду.", "Документы нельзя отправлять почтой."),
+        ("الاجتماع مع المحامي يوم الأربعاء.", "هل نرسل الوثائق بالبريد؟"),
+        ("वकील से मिलना बुधवार को है।", "काग़ज़ डाक से नहीं भेजने हैं।"),
+        ("변호사와의 약속은 수요일이에요.", "서류는 우편으로 보내면 안 돼요."),
+    ],
+)
+@pytest.mark.proves("S4")
+def test_each_sentence_of_another_language_is_one_line(first: str, second: str) -> None:
+    draft = drafted(user(f"{first} {second}"))
+
+    assert f"\n- {first}" in draft.text
+    assert f"\n- {second}" in draft.text

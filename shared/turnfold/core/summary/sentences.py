@@ -16,10 +16,12 @@ PROSE_CHARACTERS = 4_000
 
 _CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _NOTE_TAG = re.compile(r"<(/?)(system-reminder|environment_details|command-\w+|local-command-\w+)>")
+# Letters of scripts without capital ones may begin a sentence, too: Hebrew, Arabic, Devanagari.
+_CAPITALS = "A-ZÀ-ÖØ-ÞΑ-ΩА-ЯЁİŞ¿¡\u05d0-\u0939\uac00-\ud7af"
 # The characters that may end a sentence come first, so that the search skips all others at once.
 _END = re.compile(
-    r"[。！？；!?.\n](?:(?<=[^\d\s][.!?])[\"')\]]?\s+(?=[A-Z\"'(\[*`#\d]|I\b)"
-    r"|(?<=[。！？；!?])(?=[^。！？；!?」』”’）)])"
+    rf"[。！？；!?.؟।\n](?:(?<=[^\d\s][.!?])[\"')\]]?\s+(?=[{_CAPITALS}\"'(\[*`#\d]|I\b)"
+    r"|(?<=[。！？；!?؟।])(?=[^。！？；!?؟।」』”’）)])"
     r"|(?<=\n)\n*)"
 )
 # No sign of a value: a list mark stands before a space, or before a script without spaces.
@@ -41,7 +43,7 @@ _CODE_LINE = re.compile(
     r"|return (?:[\w.]+(?:\(| ?[=<>+*/&|-])|[({\[]).*|print ?\(.*"
     r"|.*[{};]|[\w.]+\(.*\)|E\d{3,4} .*)$"
 )
-_WORD = re.compile(r"[a-z']+")
+_WORD = re.compile(r"(?:[^\W\d_]|')+")
 
 
 class SentenceKind(StrEnum):
@@ -166,7 +168,7 @@ def _english_kinds(sentence: str, *, is_user: bool) -> set[SentenceKind]:
     if _is_filler(sentence, lowered, words, unique, is_user=is_user):
         return {SentenceKind.FILLER}
     kinds: set[SentenceKind] = set()
-    if lowered.endswith("?"):
+    if lowered.endswith(("?", "؟")):
         kinds.add(SentenceKind.QUESTION)
     if (
         unique & cues.CONSTRAINT_WORDS
