@@ -5,19 +5,35 @@ from dataclasses import replace
 
 import pytest
 
-from tests.histories import Said, assistant, counter, history, parsed, text, tool, user, words
+from tests.histories import (
+    Json,
+    Said,
+    assistant,
+    counter,
+    history,
+    parsed,
+    plan,
+    text,
+    tool,
+    user,
+    words,
+)
+from tests.shaped import shaped_session
 from tests.unit.window.windows import (
     BALANCED,
     FIRST_FIT,
     asked_of,
     asked_without_digest,
     forms,
+    shown,
     tokens_of,
     tool_rounds,
 )
 from turnfold.core.policy.presets import PRESETS
 from turnfold.core.window.forms import PREVIEW_MARK_TOKENS, Form
 from turnfold.core.window.leveling import level_sizes
+from turnfold.core.window.window import WindowRequest
+from turnfold.messages import Shape
 
 
 @pytest.mark.proves("W3", "C18")
@@ -312,6 +328,29 @@ def test_newest_reasoning_that_leaves_no_room_for_anything_else_goes_before_anyt
     assert [name for name, form in forms(made).items() if not form.is_whole] == shortened
     assert forms(made)["e4#0"].without_reasoning
     assert forms(made)["e4#0"].cut is None
+
+
+@pytest.mark.proves("W3", "C76")
+@pytest.mark.parametrize("budget", [1_500, 2_500])
+@pytest.mark.parametrize("more", [[], [user("and now?")]], ids=["within its turn", "after it"])
+@pytest.mark.parametrize("is_answer", [False, True])
+def test_a_response_whose_reasoning_leaves_no_room_leaves_before_anything_else(
+    budget: int, more: list[Json], *, is_answer: bool
+) -> None:
+    """The API rejects calls without their reasoning, which no trim can shorten."""
+    reasoning = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": words(3_000)}
+    item = {"type": "message", "id": "m", "role": "assistant", "content": "Done."}
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "found"}
+    older = [("chat", [user(words(90)), assistant(words(90))])] * 4
+    turn = [user("go"), reasoning, *[call, result] * (not is_answer), item]
+    session = shaped_session([*older, ("responses", [*turn, *more])])
+    asked = WindowRequest(budget_tokens=budget, shape=Shape.RESPONSES)
+
+    made = plan(session.stored, asked, BALANCED)
+
+    assert shown(made)[:8] == [f"e{number}#{index}" for number in range(1, 5) for index in (0, 1)]
+    assert "e5#1" not in shown(made)
 
 
 @pytest.mark.proves("W2", "O10")

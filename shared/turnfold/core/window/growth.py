@@ -13,6 +13,7 @@ from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.window.budget_shares import MOST_TURN_SHARE, WindowLimits
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.ladder import trim_to_budget
+from turnfold.core.window.protected import looks_if_hopeless
 from turnfold.messages import Message
 
 FREE_LOOKS: Final = 256
@@ -38,6 +39,10 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
             continue
         window.add(message)
         is_postponed = window.is_over and number < window.next_trim
+        if window.is_over and not is_postponed and (looks := looks_if_hopeless(window)):
+            # A trim would only leave out what fits once the model has seen the results.
+            window.next_trim = number + 1 + looks // LOOKS_PER_MESSAGE
+            is_postponed = True
         if is_postponed:
             continue
         if window.is_over:

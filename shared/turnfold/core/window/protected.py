@@ -105,7 +105,8 @@ def _keep_beginning(window: WindowBuilder, block: BlockView) -> None:
 def drop_excessive_reasoning(window: WindowBuilder) -> None:
     """Remove the newest reasoning first if it leaves no room for anything else.
 
-    Otherwise everything else would be left out for it, before it leaves as well.
+    Otherwise everything else would be left out for it, before it leaves as well. A response whose
+    reasoning is an item of its own leaves as a whole.
     """
     if window.total <= window.budget_tokens or not window.blocks:
         return
@@ -113,6 +114,27 @@ def drop_excessive_reasoning(window: WindowBuilder) -> None:
     room = window.budget_tokens - (pinned.tokens if pinned else 0)
     if window.blocks[-1].head.message.reasoning_tokens > MOST_REASONING * room:
         _drop_newest_reasoning(window)
+    # The model may have seen the results of the block before the newest since the last trim.
+    for block in window.blocks[-2:]:
+        may_leave = block.is_shown and not window.is_protected(block)
+        if may_leave and _fixed_tokens(block) > MOST_REASONING * room:
+            window.leave_out(block)
+
+
+def looks_if_hopeless(window: WindowBuilder) -> int:
+    """Return 0, or if no trim makes calls fit that must stay, the number of their parts."""
+    block = window.unseen
+    if block is None or _fixed_tokens(block) <= window.budget_tokens:
+        return 0
+    return 1 + len(block.joined) + len(block.results)
+
+
+def _fixed_tokens(block: BlockView) -> int:
+    """Return the tokens of a response that cannot be shortened, such as its items of reasoning."""
+    message = block.head.message
+    shortened = message.content_tokens + message.reasoning_tokens
+    joined = sum([view.tokens for view in block.joined])
+    return message.tokens - shortened - sum([call.tokens for call in message.calls]) + joined
 
 
 def _drop_newest_reasoning(window: WindowBuilder) -> None:
