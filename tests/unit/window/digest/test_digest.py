@@ -411,7 +411,9 @@ def test_compactions_without_room_for_their_own_digests_are_told_like_live_messa
     digest = WindowDigest(
         {one.compaction_id: one for one in pending}, budget_tokens=2_000, ratio=0.05
     )
+    small = WindowDigest({pending[0].compaction_id: pending[0]}, budget_tokens=1_900, ratio=0.05)
     asked = history([user(f"Question {number}?") for number in range(6)]).stored.messages
+    assert digest.cost_of(pending[0]) > 280 > small.cost_of(pending[0]) == small.first_cost > 0
     for one, message in zip(pending, asked, strict=True):
         digest.add(BlockView(replace(message, compaction_id=one.compaction_id), RoundView()))
 
