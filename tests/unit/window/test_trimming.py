@@ -333,17 +333,18 @@ def test_newest_reasoning_that_leaves_no_room_for_anything_else_goes_before_anyt
 @pytest.mark.proves("W3", "C76")
 @pytest.mark.parametrize("budget", [1_500, 2_500])
 @pytest.mark.parametrize("more", [[], [user("and now?")]], ids=["within its turn", "after it"])
-@pytest.mark.parametrize("is_answer", [False, True])
+@pytest.mark.parametrize(("calls", "before"), [(0, []), (1, []), (16, []), (1, [user("stop")])])
 def test_a_response_whose_reasoning_leaves_no_room_leaves_before_anything_else(
-    budget: int, more: list[Json], *, is_answer: bool
+    budget: int, more: list[Json], calls: int, before: list[Json]
 ) -> None:
     """The API rejects calls without their reasoning, which no trim can shorten."""
     reasoning = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": words(3_000)}
     item = {"type": "message", "id": "m", "role": "assistant", "content": "Done."}
-    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    result = {"type": "function_call_output", "call_id": "c", "output": "found"}
+    call = {"type": "function_call", "name": "deploy", "arguments": "{}"}
+    result = {"type": "function_call_output", "output": "done"}
+    called = [{**one, "call_id": f"c{at}"} for one in (call, result) for at in range(calls)]
     older = [("chat", [user(words(90)), assistant(words(90))])] * 4
-    turn = [user("go"), reasoning, *[call, result] * (not is_answer), item]
+    turn = [user("go"), reasoning, *called, *before, item]
     session = shaped_session([*older, ("responses", [*turn, *more])])
     asked = WindowRequest(budget_tokens=budget, shape=Shape.RESPONSES)
 

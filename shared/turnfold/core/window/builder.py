@@ -33,8 +33,8 @@ class WindowBuilder:
     the messages of the window.
 
     Mutable, because it is on the hot path: a request continues the window of the one before, and
-    needs how it was trimmed. The window last exceeded its limits with the message `trimmed_after`,
-    was last trimmed to `trimmed_to` tokens, and is not trimmed again before message `next_trim`.
+    needs how it was trimmed. It last exceeded its limits with `trimmed_after`, was last trimmed to
+    `trimmed_to` tokens, and is not trimmed before message `next_trim`, or for an unseen `hopeless`.
     Unless `can_continue`, the last trim came late, and new messages need a window from the start.
     """
 
@@ -67,6 +67,7 @@ class WindowBuilder:
         self.blocks: list[BlockView] = []
         self.request: BlockView | None = None
         self.unseen: BlockView | None = None
+        self.hopeless: BlockView | None = None
         self.open_round = RoundView()
         self._rounds = [self.open_round]
         # By position, and whether it is live: a live result never joins an evicted call.

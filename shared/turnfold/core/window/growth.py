@@ -13,7 +13,7 @@ from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.window.budget_shares import MOST_TURN_SHARE, WindowLimits
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.ladder import trim_to_budget
-from turnfold.core.window.protected import looks_if_hopeless
+from turnfold.core.window.protected import is_hopeless
 from turnfold.messages import Message
 
 FREE_LOOKS: Final = 256
@@ -38,11 +38,9 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
         if message.is_pinnable:
             continue
         window.add(message)
-        is_postponed = window.is_over and number < window.next_trim
-        if window.is_over and not is_postponed and (looks := looks_if_hopeless(window)):
-            # A trim would only leave out what fits once the model has seen the results.
-            window.next_trim = number + 1 + looks // LOOKS_PER_MESSAGE
-            is_postponed = True
+        # While it is hopeless, a trim would only leave out what fits once the model has seen the
+        # results.
+        is_postponed = window.is_over and (number < window.next_trim or is_hopeless(window))
         if is_postponed:
             continue
         if window.is_over:

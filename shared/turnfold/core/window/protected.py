@@ -114,19 +114,21 @@ def drop_excessive_reasoning(window: WindowBuilder) -> None:
     room = window.budget_tokens - (pinned.tokens if pinned else 0)
     if window.blocks[-1].head.message.reasoning_tokens > MOST_REASONING * room:
         _drop_newest_reasoning(window)
-    # The model may have seen the results of the block before the newest since the last trim.
-    for block in window.blocks[-2:]:
-        may_leave = block.is_shown and not window.is_protected(block)
-        if may_leave and _fixed_tokens(block) > MOST_REASONING * room:
+    # The model may have seen the results of the last two since the last trim.
+    for block in (window.hopeless, *window.blocks[-2:]):
+        if block is None or not block.is_shown or window.is_protected(block):
+            continue
+        if _fixed_tokens(block) > MOST_REASONING * room:
             window.leave_out(block)
 
 
-def looks_if_hopeless(window: WindowBuilder) -> int:
-    """Return 0, or if no trim makes calls fit that must stay, the number of their parts."""
+def is_hopeless(window: WindowBuilder) -> bool:
+    """Return whether calls must stay that no trim makes fit, and remember their block."""
     block = window.unseen
-    if block is None or _fixed_tokens(block) <= window.budget_tokens:
-        return 0
-    return 1 + len(block.joined) + len(block.results)
+    # Its parts are added up once, not with each of its results.
+    if block and block is not window.hopeless and _fixed_tokens(block) > window.budget_tokens:
+        window.hopeless = block
+    return block is not None and block is window.hopeless
 
 
 def _fixed_tokens(block: BlockView) -> int:
