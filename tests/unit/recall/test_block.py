@@ -115,22 +115,22 @@ def test_a_result_is_told_with_its_call_or_not_at_all() -> None:
 @pytest.mark.proves("F2", "L5")
 def test_a_result_is_told_with_the_beginning_of_a_call_that_does_not_fit() -> None:
     """A large file was written, and the question names what the short result says."""
-    arguments = json.dumps({"path": "/srv/plan.md", "text": "see other_name\n" * 400})
+    arguments = json.dumps({"path": "/srv/plan.md", "text": "see  other_name\n" * 400})
     writing = assistant("I write.", "a", "b", arguments=arguments)
     call, *results = recalled([writing, tool("a", "Done."), tool("b", "ok")])
     line = read_marks(mark_lines(call.body, counter()) or b"")[1]
     material = RecallMaterial(results, [call], [Quote(call, line)])
 
-    block = write_block(material, 400, quotes_share=0.1)
+    block = write_block(material, 600, quotes_share=0.1)
     shown = write_block(material, 400, shown=[call.position])
 
     assert block is not None
     assert shown is not None
-    begun = f"called look_up {arguments}"[:199] + "…"
+    begun = f"called look_up {arguments}"[:199].replace("  ", " ") + "…"
     assert [line for line in block.text.split("\n")[3:-1] if not line.startswith("[")] == [
         f"assistant, in part: {begun}",
         begun,
-        "see other_name",
+        "see  other_name",
         "look_up returned: Done.",
         "look_up returned: ok",
     ]

@@ -163,7 +163,8 @@ class _BlockWriter:
     def _add_with_part_of_call(self, result: RecalledMessage) -> None:
         """Add a result with the beginning of its call, if it is known and both fit."""
         call, answers = self._call_of(result), result.message.answers
-        if call is None or answers is None or result.position in self._quoted:
+        told = result.position in self._texts or result.position in self._quoted
+        if call is None or answers is None or told:
             return
         if (
             call.position in self._texts
@@ -172,12 +173,12 @@ class _BlockWriter:
             return
         line, text = called
         quoted = self._quoted.get(call.position) or _QuotedLines(call)
-        told, tokens = self._text_of(result)
+        whole, tokens = self._text_of(result)
         tokens += quoted.tokens_of(line) + self._tokens_around(call, text)
         if self._takes((call, result), tokens):
             quoted.add(line, text)
             self._quoted[call.position] = quoted
-            self._texts[result.position] = told
+            self._texts[result.position] = whole
 
     def quote(self, quote: Quote) -> None:
         """Add a line, if it fits and its message is not quoted whole."""

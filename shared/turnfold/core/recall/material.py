@@ -62,5 +62,7 @@ def beginning_of_call(recalled: RecalledMessage, slot: int) -> tuple[MarkedLine,
     if place is None:
         return None
     called = f"called {call_text(recalled, calls[place])}"
-    text = one_line(printable(called[: LINE_CHARACTERS + 1]), LINE_CHARACTERS)
+    # Cut first: with spaces joined, a line that is too short to be cut would seem complete.
+    begun = called if len(called) <= LINE_CHARACTERS else called[: LINE_CHARACTERS - 1] + "…"
+    text = one_line(printable(begun), LINE_CHARACTERS)
     return MarkedLine(place - len(calls), len(text), token_upper_bound(text), ()), text
