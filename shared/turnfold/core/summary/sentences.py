@@ -16,8 +16,11 @@ PROSE_CHARACTERS = 4_000
 
 _CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _NOTE_TAG = re.compile(r"<(/?)(system-reminder|environment_details|command-\w+|local-command-\w+)>")
-# Letters of scripts without capital ones may begin a sentence, too: Hebrew, Arabic, Devanagari.
-_CAPITALS = "A-ZÀ-ÖØ-ÞΑ-ΩА-ЯЁİŞ¿¡\u05d0-\u0939\uac00-\ud7af"
+# Letters of scripts without capital ones may begin a sentence, too: Hebrew to Sinhala, Georgian,
+# and Korean.
+_CAPITALS = "A-Z¿¡\u05d0-\u0dff\u10d0-\u10ff\uac00-\ud7af" + "".join(
+    filter(str.isupper, map(chr, range(0xC0, 0x580)))
+)
 # The characters that may end a sentence come first, so that the search skips all others at once.
 _END = re.compile(
     rf"[。！？；!?.؟।\n](?:(?<=[^\d\s][.!?])[\"')\]]?\s+(?=[{_CAPITALS}\"'(\[*`#\d]|I\b)"
