@@ -267,15 +267,15 @@ async def test_a_block_of_a_version_is_decided_again_if_a_restoration_brings_the
     await stores.ingest(*long, turn(60, user("question 12 and question 32?")))
     await indexed(stores)
     asker = Asker(stores)
-    before = block_of(await asker.told(max_tokens=800))
+    before = block_of(await asker.told(max_tokens=600))
 
     compactions = await write_versions(stores)
     await stores.versions.restore(
         KEY, compactions[-1], installation=stores.installation, now_ms=NOON + 70
     )
 
-    told = block_of(await asker.told(max_tokens=800))
-    assert told == block_of(await Asker(stores).told(max_tokens=800)) != before
+    told = block_of(await asker.told(max_tokens=600))
+    assert told == block_of(await Asker(stores).told(max_tokens=600)) != before
 
 
 async def write_versions(stores: Stores) -> list[CompactionId]:

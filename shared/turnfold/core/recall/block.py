@@ -80,8 +80,8 @@ def write_block(
     """Write the best messages and lines that fit into `room` tokens; None if none fits.
 
     The block is in chronological order. Messages come first, but leave `quotes_share` of the room
-    to lines. A whole result is never quoted without its call, of which the beginning does if the
-    call does not fit; a call without its results only if they do not fit. The window shows messages
+    to lines. A whole result is never quoted without its call, or the beginning of a call that
+    does not fit; a call without its results only if they do not fit. The window shows messages
     at the positions `shown`, perhaps shortened: the block quotes lines of them at most, and does
     not count them.
     """

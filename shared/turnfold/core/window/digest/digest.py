@@ -26,8 +26,8 @@ MOST_TOKENS: Final = 1_200
 OWN_SHARES: Final = 3
 """The compactions' own digests together take at most this many shares of the digest."""
 MOST_RATIO: Final = 0.27
-"""The share of the budget that each part of the digest takes at most: the calls of the open round,
-the compactions' own digests, and the earlier messages."""
+"""The share of the budget that the calls of the open round take at most, and so do the compactions'
+own digests together."""
 
 
 class DigestForm(IntEnum):
@@ -86,7 +86,7 @@ class WindowDigest:
         share, self._names_room = int(ratio * budget_tokens), int(MOST_RATIO * budget_tokens)
         most = min(MOST_TOKENS, self._names_room)
         self._told_room = min(most, OWN_SHARES * share)
-        self._earlier = EarlierMessages(min(most, max(LEAST_TOKENS, share)))
+        self._earlier = EarlierMessages(max(LEAST_TOKENS, min(MOST_TOKENS, share)))
         self._named: OpenRoundCalls | None = None
         self._text: DigestText | None = None
 
