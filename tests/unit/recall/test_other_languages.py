@@ -77,6 +77,12 @@ def test_a_foreign_name_does_not_change_the_rules_of_english(asked: str) -> None
     assert found_in("lice", asked) == 0
 
 
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize("asked", ["把 logs 删掉", "Где logs сервиса?", "로그 logs 어디"])
+def test_english_words_in_a_request_in_another_alphabet_find_their_forms(asked: str) -> None:
+    assert found_in("The log is full.", asked) == 1
+
+
 def test_function_words_are_normalized_and_no_english_words_that_matter() -> None:
     groups = (*SIMILAR_WORDS, *IRREGULAR_FORMS)
     english = FUNCTION_WORDS.union(*groups, KINDS.replace(":", " ").split())

@@ -44,6 +44,7 @@ _TOLD_BY_AGENT: Final = re.compile(
 )
 """Such as `did you recommend` and `you suggested`, but not `you need`."""
 _FUNCTION_WORDS: Final = FUNCTION_WORDS | OTHER_FUNCTION_WORDS | HOMOGRAPHS
+_AFTER_LATIN: Final = "\u0250"
 _DIGIT: Final = re.compile(r"\d")
 
 
@@ -115,10 +116,21 @@ def question_of(text: str, *, is_search: bool = False) -> RecallQuestion:
 
 
 def _forms_of_each(words: Collection[str]) -> Iterator[Sequence[Lookup]]:
-    """Return the lookups of each of the words but function words, by the rules of its language."""
-    if _is_other_language(words):
-        return (_other_forms(word) for word in words if word not in _FUNCTION_WORDS)
-    return (_forms(word) for word in words if word not in FUNCTION_WORDS)
+    """Return the lookups of each of the words but function words, by the rules of its language.
+
+    ASCII words of a request in another alphabet, such as Chinese, are rather English.
+    """
+    is_other = _is_other_language(words)
+    is_latin = any(
+        word < _AFTER_LATIN and (word in OTHER_FUNCTION_WORDS or not word.isascii())
+        for word in words
+    )
+    for word in words:
+        if is_other and (is_latin or not word.isascii()):
+            if word not in _FUNCTION_WORDS:
+                yield _other_forms(word)
+        elif word not in FUNCTION_WORDS:
+            yield _forms(word)
 
 
 def _is_other_language(words: Collection[str]) -> bool:
@@ -209,11 +221,8 @@ def _forms(word: str) -> tuple[Lookup, ...]:
 @cached_text(4_096)
 def _other_forms(word: str) -> tuple[Lookup, ...]:
     """Return the lookups of a word of another language than English."""
-    if is_cjk(word[0]):
-        return tuple(
-            lookup for lookup in _forms(word) if lookup[0].text[1:] not in OTHER_FUNCTION_WORDS
-        )
-    if len(word) > WORD_CHARACTERS or _DIGIT.search(word) or not (begins := beginnings_of(word)):
+    is_whole = is_cjk(word[0]) or len(word) > WORD_CHARACTERS or _DIGIT.search(word)
+    if is_whole or not (begins := beginnings_of(word)):
         return _forms(word)
     return (tuple(Term(word_term(beginning), is_prefix=True) for beginning in begins),)
 
