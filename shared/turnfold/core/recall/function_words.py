@@ -1,5 +1,7 @@
 """Function words of languages other than English; a request in one of them does not look them up.
 
+Words that are topics in another of these languages are not listed, such as `sur` or `seine`.
+
 Their forms are normalized: without case, and a Turkish i without a dot has one.
 """
 
@@ -13,22 +15,22 @@ OTHER_FUNCTION_WORDS: Final = frozenset(
         "euch euer eure etwas ganz gar gegen gerade haben habe habt hast hatte hatten ich ihm ihn "
         "ihnen ihr ihre ihrem ihren immer ist ja jede jeden jetzt kann kannst kein keine konnte "
         "mehr mein meine meinem meinen meiner mich mir muss nach nicht nichts noch nur ob oder "
-        "ohne schon sehr seine sich sie sind soll sollen sollte uns unser unsere unseren unserer "
+        "ohne schon sehr sich sie sind soll sollen sollte uns unser unsere unseren unserer "
         "und vom von vor waren wann warum weil welche welchem welchen welcher welches wenn wer "
         "werde werden wie wieder wir wird wo worden wurde wurden zu zum zur zwei "
         # French
         "ainsi alors au aussi autre aux avais avait avec avez avoir avons ce ceci cela ces cet "
         "cette ceux chez comme dans de depuis du déjà elle elles en encore est et eux faire fait "
-        "fallait faut ils je la le les leur leurs lui mais mes moi mon même ne nos notre nous ont "
+        "fallait faut ils je la le les leur leurs lui mais moi mon même ne nos notre nous ont "
         "ou où peut peux puis qu quand que quel quelle quelles quels qui quoi sa se ses si sommes "
-        "sont sous suis sur ta te tes toi toujours tout toute tous très tu un une vos votre vous "
-        "y à était étaient été être "
+        "sont sous suis ta te tes toi toujours tout toute tous très tu un une vos votre vous "
+        "y à était étaient être "
         # Spanish
         "al algo alguna alguno algún antes aquel aquella así aún como cual cuando cuál cuáles "
         "cuándo cuánto cuántos cómo del desde donde dónde el ellos en entre eran esa ese eso esta "
-        "estaba estado este esto está están fue fueron ha había hemos la las lo los mi mis muy "
+        "estaba este esto está están fue fueron ha había hemos la las lo los mi mis muy "
         "más nada ni nos nosotros nuestra nuestro o pero por porque pues que quien quién qué se "
-        "ser si sido sobre soy su sus sí también tanto tengo tiene tienen tiene tu tus una unas "
+        "ser si sido soy su sus sí también tanto tengo tiene tienen tiene tu tus una unas "
         "uno unos ya yo él éste "
         # Portuguese, Italian, Dutch and Polish
         "com ela ele eu foi isso meu meus minha minhas nossa nosso não onde os qual quais quem "
@@ -65,9 +67,9 @@ OTHER_FUNCTION_WORDS: Final = frozenset(
 )
 
 HOMOGRAPHS: Final = frozenset(
-    "ante bin bis con dem den die era haber han hat hay hep hem her kim mal man mit nun par para "
+    "ante bin bis con dem den die era haber han hat hay hep hem her mal mit nun par "
     "pas "
-    "pour sein sen sin son ton van var ve war".split()
+    "pour sein sen sin ton van var ve war".split()
 )
 """Function words that may be words or names in an English request, so they tell no language."""
 
