@@ -87,7 +87,10 @@ def test_related_words_are_no_function_words_of_another_language() -> None:
 
 
 @pytest.mark.proves("F2")
-@pytest.mark.parametrize("asked", ["MIT license", "Did Zoë like the license?", "El license"])
+@pytest.mark.parametrize(
+    "asked",
+    ["MIT license", "Did Zoë like the license?", "El license", "Zoë license", "40µs license"],
+)
 def test_a_foreign_name_does_not_change_the_rules_of_english(asked: str) -> None:
     assert found_in("licensing", asked) == 1
     assert found_in("lice", asked) == 0

@@ -1,8 +1,7 @@
 """Function words of languages other than English; a request in one of them does not look them up.
 
-Words that are topics in another of these languages are not listed, such as `sur` or `seine`.
-
-Their forms are normalized: without case, and a Turkish i without a dot has one.
+A word that names a topic in another of these languages is left out if that was noticed, such as
+the Spanish `sur`. Their forms are normalized: without case, and a Turkish i without a dot has one.
 """
 
 from typing import Final
@@ -68,8 +67,7 @@ OTHER_FUNCTION_WORDS: Final = frozenset(
 
 HOMOGRAPHS: Final = frozenset(
     "ante bin bis con dem den die era haber han hat hay hep hem her mal mit nun par "
-    "pas "
-    "pour sein sen sin ton van var ve war".split()
+    "pas pour sein sen sin ton van var ve war".split()
 )
 """Function words that may be words or names in an English request, so they tell no language."""
 

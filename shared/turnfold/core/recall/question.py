@@ -45,6 +45,7 @@ _TOLD_BY_AGENT: Final = re.compile(
 """Such as `did you recommend` and `you suggested`, but not `you need`."""
 _FUNCTION_WORDS: Final = FUNCTION_WORDS | OTHER_FUNCTION_WORDS | HOMOGRAPHS
 _AFTER_LATIN: Final = "\u0250"
+"""Words in another alphabet are not less than this; Latin ones are, also with accents."""
 _DIGIT: Final = re.compile(r"\d")
 
 
@@ -136,12 +137,13 @@ def _forms_of_each(words: Collection[str]) -> Iterator[Sequence[Lookup]]:
 def _is_other_language(words: Collection[str]) -> bool:
     """Return whether words are rather those of another language than English.
 
-    One word of a short query may be a name, such as `MIT`, unless it has other letters.
+    One Latin word of a short query may be a name, such as `MIT` or `Zoë`, and one with a digit
+    may have a unit, such as `40µs`.
     """
-    other_letters = sum(not word.isascii() for word in words)
-    other = other_letters + sum(word in OTHER_FUNCTION_WORDS for word in words)
+    other_letters = [word for word in words if not word.isascii() and not _DIGIT.search(word)]
+    other = len(other_letters) + sum(word in OTHER_FUNCTION_WORDS for word in words)
     english = sum(word in FUNCTION_WORDS for word in words)
-    return other > max(english, not other_letters)
+    return other > max(english, all(word < _AFTER_LATIN for word in other_letters))
 
 
 def _name_term(name: str) -> Term:

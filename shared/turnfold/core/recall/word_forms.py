@@ -22,7 +22,7 @@ ARABIC_PREFIX: Final = 3
 _ARABIC: Final = re.compile(r"[\u0621-\u06ff]")
 _ARTICLE: Final = re.compile(r"^(?:[وفبك]?ال|لل)(?=..)")
 _PARTICLES: Final = ("", "و", "ب", "ل", "ال", "وال", "بال", "لل")
-"""What may stand before an Arabic word, without a space: and, with, for, the."""
+"""Arabic words may have one of these in front, without a space: and, with, for, the."""
 
 
 @cached_text(4_096)
