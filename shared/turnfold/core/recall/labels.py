@@ -8,18 +8,26 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from turnfold.core.text.caches import cached_text
+
 _ROLES: Final = "system|developer|user|human|assistant|ai|model|tool|function"
+_ROLE: Final = re.compile(_ROLES, re.IGNORECASE)
 _MAX_NAME_CHARACTERS: Final = 64
 
 
 def speaker_name(body: Mapping[str, Any]) -> str | None:
     """Return the name that a message gives its author, unless it could pass for another label."""
     name = body.get("name")
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+    if not isinstance(name, str) or len(name) > _MAX_NAME_CHARACTERS:
         return None
-    if len(name) > _MAX_NAME_CHARACTERS or re.fullmatch(_ROLES, name.strip(), re.IGNORECASE):
-        return None
-    return name
+    return name if _is_name(name) else None
+
+
+@cached_text(maxsize=1_024)
+def _is_name(text: str) -> bool:
+    """Return whether a text is no role. Cached, because few names stand in many messages."""
+    name = text.strip()
+    return bool(name) and text.isprintable() and not _ROLE.fullmatch(name)
 
 
 def label_pattern(names: Collection[str]) -> re.Pattern[str]:

@@ -10,7 +10,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from math import exp
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -195,10 +195,11 @@ def best_by_worth(
     first. Lines without worth are not yielded.
     """
     left = {name: weight for name, weight in worth.items() if name in asked or name not in known}
+    worth_left, none = left.get, repeat(0.0)
 
     def gain(place: int) -> float:
         tokens, names = offered[place]
-        return sum([left.get(name, 0.0) for name in names]) / tokens
+        return sum(map(worth_left, names, none)) / tokens
 
     # Worth only falls as names are quoted, so a line is valued again only when it comes first.
     ranked = [(-worth_now, place) for place in range(len(offered)) if (worth_now := gain(place))]

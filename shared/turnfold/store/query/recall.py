@@ -69,7 +69,7 @@ One session may take all: the order of a million messages takes more than a seco
 """
 HEADERS_BYTES, PIECES_BYTES = 8_000_000, 16_000_000
 """The most bytes of cached headers of segments, and of other pieces, on PostgreSQL."""
-MOST_NEW_INLINE, MOST_READ_INLINE = 100, 200
+MOST_NEW_INLINE, MOST_READ_INLINE = 100, 400
 """A session is searched in the event loop's thread, in a few milliseconds however long it is.
 
 At most `MOST_NEW_INLINE` messages may be missing in its cached order or in the index, and at most
@@ -195,6 +195,7 @@ class SqlRecallStore:
                 self._keep(sid, order)
                 raise WouldBlock
             asked = _Asked(sid, until, total, unindexed_from, is_inline, first)
+
             try:
                 found = self._recall(connection, order, asked, question, choose)
             except WouldBlock:
