@@ -238,6 +238,23 @@ def test_lines_of_a_message_are_told_in_part_and_in_their_order() -> None:
 
 
 @pytest.mark.proves("W14")
+def test_a_line_that_stands_in_several_messages_is_quoted_once() -> None:
+    """A file that an agent read three times took the room of three lines."""
+    told = recalled([user("one_name = 1\nplain"), user("other_name = 2\none_name = 1")])
+    newest_first = [
+        Quote(of, line)
+        for of in reversed(told)
+        for line in read_marks(mark_lines(of.body, counter()) or b"")
+    ]
+
+    block = write_block(RecallMaterial(quotes=newest_first), 400)
+
+    assert block is not None
+    assert "user, in part: other_name = 2\none_name = 1\n" in block.text
+    assert block.positions == (told[1].position,)
+
+
+@pytest.mark.proves("W14")
 def test_lines_whose_tokens_are_only_bounded_take_hardly_more_than_their_message() -> None:
     """Of messages that are not indexed yet, all lines were counted at twice what they take."""
     text = "\n".join(

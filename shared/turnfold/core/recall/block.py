@@ -121,6 +121,7 @@ class _BlockWriter:
         self._bounds: dict[str, int] = {}
         self._quotable: dict[int, str] = {}
         self._quoted: dict[int, _QuotedLines] = {}
+        self._lines_told: set[str] = set()
         self._ordinals: set[int] = set()
         self._times: set[str] = set()  # the days and the minutes that headings may name
 
@@ -181,7 +182,10 @@ class _BlockWriter:
             self._texts[result.position] = whole
 
     def quote(self, quote: Quote) -> None:
-        """Add a line, if it fits and its message is not quoted whole."""
+        """Add a line, if it fits, its message is not quoted whole, and no other has the same line.
+
+        Such as that of a file which was read several times: the best one is quoted, first.
+        """
         of, line = quote.of, quote.line
         if of.position in self._texts:
             return
@@ -190,9 +194,12 @@ class _BlockWriter:
         if self._used + tokens > self.room:
             return
         text = self._text_of_line(of, line)
+        if text in self._lines_told:
+            return
         if self._takes((of,), tokens + self._tokens_around(of, text)):
             quoted.add(line, text)
             self._quoted[of.position] = quoted
+            self._lines_told.add(text)
 
     def _tokens_around(self, of: RecalledMessage, line: str) -> int:
         """Return a bound of what the frame of a quoted line and its escapes take."""
