@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from turnfold.contracts.fields import RoleName, SearchedState, example
 from turnfold.contracts.requests import (
@@ -107,17 +107,17 @@ class AuditRequest(Request):
 
 
 class EventsKnownRequest(Request):
-    """Ask which events of an agent are stored. Unknown fields are rejected."""
+    """Ask which events of an agent are stored."""
 
-    model_config = ConfigDict(extra="forbid") | example(event_ids=["e1", "e2"])
+    model_config = example(event_ids=["e1", "e2"])
 
     event_ids: Annotated[list[str], Field(max_length=1_000)]
 
 
 class SessionListRequest(Request):
-    """List the sessions of an agent by id. Unknown fields are rejected."""
+    """List the sessions of an agent by id."""
 
-    model_config = ConfigDict(extra="forbid") | example(prefix="user-", limit=100)
+    model_config = example(prefix="user-", limit=100)
 
     prefix: Annotated[
         str, Field(max_length=256, description="The text with which the ids begin.")

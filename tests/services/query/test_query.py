@@ -249,16 +249,17 @@ async def test_an_answer_names_the_fields_that_its_request_misspells(tmp_path: P
             }
             body = {"arguments": {"query": "a"}, "argument": {}}
             tool = await http.post(f"{PATH}/tools/search_history", json=body)
+            asked_known = {"event_ids": ["e1"], "event_id": "e1"}
+            known = await http.post("/v1/agents/support/events/known", json=asked_known)
 
     assert window["ignored"] == ["max_token", "session_id", "x" * 100, "recall.token"]
     assert [answer.get("ignored") for answer in answers] == [["wait"], None]
     assert len(over_http) > 20
-    # It refuses unknown fields.
-    del over_http["/v1/agents/support/sessions"]
     assert {
         path: answer for path, answer in over_http.items() if answer.get("ignored") != [*MISSPELT]
     } == {}
     assert tool.json()["ignored"] == ["argument"]
+    assert known.json()["ignored"] == ["event_id"]
 
 
 @pytest.mark.proves("X2")
