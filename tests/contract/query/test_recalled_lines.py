@@ -254,6 +254,26 @@ async def test_a_query_of_its_own_is_what_the_block_is_for(stores: Stores) -> No
 
 
 @pytest.mark.proves("F2", "W14")
+@pytest.mark.parametrize("asked", ["schema.json", "/elsewhere/theme/schema.json"])
+async def test_a_file_that_is_asked_for_returns_whatever_the_folder(
+    stores: Stores, asked: str
+) -> None:
+    moved = "renamed parts/old/schema.json without a change"
+    long = "\n".join(["nothing is named on this line"] * 400)
+    await stores.ingest(turn(1, user("Go on."), assistant(None, "c1"), tool("c1", long + moved)))
+    for step in range(2, 32):
+        read = tool(f"c{step}", f"part_{step}_name of cellar_{step} " + "and more words " * 20)
+        await stores.ingest(turn(step, assistant(None, f"c{step}"), read))
+    await indexed(stores)
+
+    told = await Asker(stores).told(
+        max_tokens=1_500, recall={"tokens": 160, "query": f"Where is {asked} now?"}
+    )
+
+    assert moved in block_of(told)
+
+
+@pytest.mark.proves("F2", "W14")
 @pytest.mark.parametrize("query", [None, "Where is lantern_shelf?"])
 async def test_a_line_with_a_name_that_is_asked_for_returns_from_any_earlier_message(
     stores: Stores, query: str | None

@@ -13,11 +13,18 @@ from turnfold.core.recall.quotes import (
     MarkedLine,
     best_lines,
     mark_lines,
+    name_numbers,
     numbers_in_lines,
     numbers_of_names,
     quotable_text,
     read_marks,
+    with_files,
 )
+from turnfold.core.text.names import names_in
+
+
+def all_numbers(text: str) -> set[int]:
+    return set(name_numbers(with_files(names_in(text))))
 
 
 def marked(text: str) -> list[MarkedLine]:
@@ -72,6 +79,16 @@ def test_lines_whose_tokens_are_only_bounded_are_ranked_by_what_their_message_ta
 
 
 @pytest.mark.proves("W14")
+@pytest.mark.parametrize("path", ["/srv/theme/schema.json", "https://example.org/schema.json"])
+def test_a_path_names_its_file_too(path: str) -> None:
+    """A question about a file by its name alone missed the lines with its path."""
+    (line,) = marked(f"renamed to {path} (100%)")
+
+    assert set(line.names) == numbers_of_names(f"{path} schema.json")
+    assert numbers_in_lines([path]) == set(line.names)
+
+
+@pytest.mark.proves("W14")
 def test_a_message_without_names_stores_nothing() -> None:
     assert mark_lines(dict(user("Hello, how are you?")), counter()) is None
 
@@ -89,7 +106,7 @@ def test_any_message_can_be_marked(texts: list[str]) -> None:
     for line in read_marks(stored or b""):
         piece = quotable_text(body)[line.start : line.start + line.characters]
         assert line.tokens == counter()(piece)
-        assert set(line.names) == numbers_of_names(piece)
+        assert set(line.names) == all_numbers(piece)
 
 
 def test_long_messages_are_marked_in_part() -> None:
@@ -170,4 +187,4 @@ def test_nothing_is_quoted_that_the_window_has() -> None:
 @pytest.mark.proves("W14")
 @given(st.text("ab_/.:19A-\n\r\u2028 ", max_size=80))
 def test_no_name_reaches_from_one_line_into_the_next(text: str) -> None:
-    assert numbers_in_lines(text.split("\n")) == numbers_of_names(text)
+    assert numbers_in_lines(text.split("\n")) == all_numbers(text)

@@ -91,7 +91,7 @@ def mark_lines(body: Mapping[str, Any], count: Count) -> bytes | None:
     """
     numbers: list[int] = []
     for line in islice(named_lines(quotable_text(body)), MOST_LINES):
-        names = name_numbers(line.names)
+        names = name_numbers(with_files(line.names))
         # Both fit into 16 bits: a line has at most 200 characters, and a token at least one byte.
         numbers += (line.start, len(line.text) << 16 | count(line.text), len(names), *names)
     return struct.pack(f"<{len(numbers)}I", *numbers) if numbers else None
@@ -123,13 +123,19 @@ def numbers_in_lines(lines: Iterable[str]) -> frozenset[NameNumber]:
 @cached_text(maxsize=4_096)
 def _numbers_in_line(line: str) -> tuple[NameNumber, ...]:
     """Return the numbers of the names in a line. Cached, because new versions keep most lines."""
-    return tuple(name_numbers(names_in(line)))
+    return tuple(name_numbers(with_files(names_in(line))))
 
 
 def number_of_name(name: str) -> NameNumber:
     """Return the number of a name."""
     # Not `hash`: the numbers are stored, and it differs from process to process.
     return crc32(name.encode("utf-8", "surrogatepass"))
+
+
+def with_files(names: Collection[str]) -> Collection[str]:
+    """Return names, and those that paths and URLs end with: agents name a file with and without."""
+    ends = " ".join([name.rpartition("/")[2] for name in names if "/" in name])
+    return names_in(ends).union(names) if ends else names
 
 
 def name_numbers(names: Collection[str]) -> list[NameNumber]:

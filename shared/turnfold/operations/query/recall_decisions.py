@@ -41,6 +41,7 @@ from turnfold.core.recall.quotes import (
     NameNumber,
     best_lines,
     name_numbers,
+    with_files,
 )
 from turnfold.core.recall.ranking import MOST_PLACES, rank, score, times_teller
 from turnfold.core.text.tokens import text_of
@@ -336,7 +337,7 @@ def _lines(
         quotable=quotable,
         known=known_names,
         own=own,
-        asked=frozenset(name_numbers(session.question.names)) if is_asked else (),
+        asked=frozenset(name_numbers(with_files(session.question.names))) if is_asked else (),
         sizes=session.tokens,
     ):
         left -= line.tokens
