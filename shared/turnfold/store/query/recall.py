@@ -195,7 +195,6 @@ class SqlRecallStore:
                 self._keep(sid, order)
                 raise WouldBlock
             asked = _Asked(sid, until, total, unindexed_from, is_inline, first)
-
             try:
                 found = self._recall(connection, order, asked, question, choose)
             except WouldBlock:
