@@ -26,8 +26,10 @@ MOST_TOKENS: Final = 1_200
 OWN_SHARES: Final = 3
 """The compactions' own digests together take at most this many shares of the digest."""
 MOST_RATIO: Final = 0.27
-"""The share of the budget that the calls of the open round take at most, and so do the compactions'
-own digests together."""
+"""The share of the budget that the compactions' own digests together take at most."""
+NAMES_RATIO: Final = 0.45
+"""The share that the names of the open round's calls take at most: only turns of more than 70 calls
+need it in a window of 4,000 tokens, and a model that does not see a call makes it again."""
 
 
 class DigestForm(IntEnum):
@@ -83,8 +85,8 @@ class WindowDigest:
         self._compactions = dict(compactions)
         self._told_compactions: set[CompactionId] = set()
         self._told_tokens = 0
-        share, self._names_room = int(ratio * budget_tokens), int(MOST_RATIO * budget_tokens)
-        most = min(MOST_TOKENS, self._names_room)
+        share, most = int(ratio * budget_tokens), min(MOST_TOKENS, int(MOST_RATIO * budget_tokens))
+        self._names_room = int(NAMES_RATIO * budget_tokens)
         self._told_room = min(most, OWN_SHARES * share)
         self._earlier = EarlierMessages(max(LEAST_TOKENS, min(MOST_TOKENS, share)))
         self._named: OpenRoundCalls | None = None
